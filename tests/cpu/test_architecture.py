@@ -161,6 +161,13 @@ def test_one_module_starts_interpreters(tmp_path: Path) -> None:
         assert interpreters(guilty) == [1]
 
 
+def test_only_one_module_makes_consoles() -> None:
+    """Everywhere else a name with brackets would be markup to rich."""
+    makers = {"rich.console.Console", "rich.print", "rich.markup.render"}
+    users = {path for path in source_files() if imports_of(path) & makers}
+    assert users == {ROOT / "zico" / "report" / "console.py"}
+
+
 def test_no_adapter_imports_another() -> None:
     """Adapters know one framework each and none of the others; ``torch_ops.py`` is a part of ``torch.py``.
 

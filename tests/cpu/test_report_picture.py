@@ -77,6 +77,15 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_name_is_no_formula(tmp_path: Path) -> None:
+    """Dollars and underscores in jobs' names stand in the picture as they are."""
+    pytest.importorskip("matplotlib")
+    run = dataclasses.replace(record(5), names=("$x^$", "_b"))
+    legend = [text.get_text() for text in draw(REPORT, run).legends[0].get_texts()]
+    assert [label.partition(" ")[0] for label in legend[:2]] == ["$x^$", "_b"]
+    write_picture(REPORT, run, tmp_path / "p.png")
+
+
 def test_jobs_are_written_as_their_profiles_were(tmp_path: Path) -> None:
     """Each job's curve is in the file, equal neighbours joined; one that never ended an iteration is not."""
     made = dataclasses.replace(

@@ -23,6 +23,7 @@ from zico.broker import transport
 from zico.broker.client import BrokerClient
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
+from zico.pool.layout import NAME_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -190,6 +191,23 @@ def test_another_version_is_refused(undisturbed: Broker, kind: str) -> None:
 
 
 @as_root
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("[/]", "[/]"), ("\u202eevil\u2066", r"\u202eevil\u2066"), ("\u2028" * 9, None), ("\N{GRINNING FACE}", None)],
+)
+def test_a_name_is_what_people_see(undisturbed: Broker, name: str, shown: str | None) -> None:
+    """What is invisible or turns a line around becomes an escape, by which the job can be named; else a refusal."""
+    with raw(undisturbed) as connection:
+        connection.sendall(encode_frame(msgspec.structs.replace(HELLO, name=name)))
+        (answer,) = FrameReader().feed(connection.recv(1 << 16))
+        if shown is None:
+            assert isinstance(answer, m.Welcome | m.Refused)
+            assert isinstance(answer, m.Refused) == (len(m.visible(name).encode()) > NAME_BYTES)
+        else:
+            assert shown in undisturbed.names()
+            undisturbed.client.change(m.Change(job=shown, weight=2.0))
+
+
 def test_another_user_is_refused(undisturbed: Broker, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Somebody else is refused even where the file's modes would let them in."""
     script = (

@@ -29,6 +29,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, assert_never, cast
 
+import msgspec
+
 from zico.base.errors import BrokerError, LocalProtocolError, RemoteProtocolError
 from zico.broker import transport
 from zico.broker.lingering import Lingering
@@ -297,9 +299,11 @@ class Server:
         if hello.version != m.PROTOCOL_VERSION:
             self._refuse(link, _wrong_version(hello.version))
             return
-        if len(hello.name.encode()) > NAME_BYTES:
-            self._refuse(link, f"the name {hello.name!r} takes more than {NAME_BYTES} bytes: give a shorter one")
-            return
+        hello = msgspec.structs.replace(hello, name=m.visible(hello.name), framework=m.visible(hello.framework))
+        for name in (hello.name, hello.framework):
+            if len(name.encode()) > NAME_BYTES:
+                self._refuse(link, f"the name {name!r} takes more than {NAME_BYTES} bytes: give a shorter one")
+                return
         try:
             link.member = self._admit_member(link, hello)
         except (BrokerError, ProcessLookupError) as error:

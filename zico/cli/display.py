@@ -7,13 +7,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from zico.base.units import format_bytes
 from zico.launch.jobs import Stream
+from zico.report.console import TextConsole
 from zico.report.model import state_of, waits_for
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Display:
     def __init__(self, names: Sequence[str], *, quiet: bool) -> None:
         """Show the jobs called ``names``; ``quiet`` leaves messages and progress out."""
         self._quiet = quiet
-        self._console = Console(stderr=True, highlight=False)
+        self._console = TextConsole(sys.stderr)
         self._live: Live | None = None
         self._table = Table()
         self._is_live = self._console.is_terminal and not quiet
@@ -171,7 +171,7 @@ class Display:
         """Write a line of our own."""
         # Without a reader of our words the jobs go on.
         with contextlib.suppress(BrokenPipeError), self._above_the_table():
-            self._console.print(f"zico: {text}", markup=False, soft_wrap=True)
+            self._console.print(f"zico: {text}", soft_wrap=True)
 
     def progress(self, snapshot: Snapshot) -> None:
         """Draw the table again on a terminal; elsewhere write a line per job every ``PLAIN_INTERVAL_S``."""
@@ -225,7 +225,7 @@ class Display:
 
 def _prefix(name: str, number: int, width: int, file: TextIO) -> bytes:
     """Return what stands before each line, coloured where the stream takes colours."""
-    console = Console(file=file, highlight=False)
+    console = TextConsole(file)
     with console.capture() as captured:
         console.print(Text.assemble((f"{name:{width}}", colour_of(number)), " | "), end="", soft_wrap=True)
     return captured.get().encode()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 import msgspec
 from rich import box
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from zico.base.errors import ConfigError
 from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with
 from zico.launch.doctor import Diagnosis, Finding, diagnose
-from zico.report.table import PLAIN_WIDTH
+from zico.report.console import TextConsole
 
 TRIAL_BUDGET = "256MiB"
 
@@ -40,7 +38,7 @@ def doctor(ctx: click.Context, *, as_json: bool, budget: str) -> int:
 
 
 def _show(found: Diagnosis) -> None:
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = TextConsole()
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
     for column in ("check", "", "detail"):
         table.add_column(column, overflow="fold")
@@ -51,11 +49,11 @@ def _show(found: Diagnosis) -> None:
         table.add_row(name, _verdict(finding.active, "active", "not active"), _detail(finding))
     console.print(table)
     if not found.frameworks:
-        console.print("no framework is installed here: pip install 'zico[torch]' or 'zico[tensorflow]'", markup=False)
+        console.print("no framework is installed here: pip install 'zico[torch]' or 'zico[tensorflow]'")
 
 
-def _verdict(good: bool, yes: str, no: str) -> str:  # noqa: FBT001 - it chooses between two words
-    return f"[green]{yes}[/]" if good else f"[red]{no}[/]"
+def _verdict(good: bool, yes: str, no: str) -> Text:  # noqa: FBT001 - it chooses between two words
+    return Text(yes, "green") if good else Text(no, "red")
 
 
 def _detail(finding: Finding) -> str:

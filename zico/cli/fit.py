@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from zico.base.errors import CommandError, ConfigError, ProblemError
@@ -18,7 +17,7 @@ from zico.base.settings import DEFAULT_POLICY
 from zico.base.units import MIB, format_bytes, parse_size
 from zico.cli.options import errors_end_with
 from zico.cli.trace import format_seconds
-from zico.report.table import PLAIN_WIDTH
+from zico.report.console import TextConsole
 from zico.scheduler.policies import POLICIES, policy_named
 from zico.simulator.ways_to_save import AUTO, SAVES, ways_of
 
@@ -184,7 +183,7 @@ def _report(found: Fit, loads: Sequence[Load], budget_regions: int, region_bytes
 
 
 def _show(report: Report) -> None:
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = TextConsole()
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
     for column in ("job", "peak alone", "persistent", "iteration", "delay", "slower by"):
         table.add_column(column, no_wrap=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from zico.base.errors import CommandError, ConfigError
@@ -17,7 +15,7 @@ from zico.base.units import format_bytes, parse_size
 from zico.cli.options import errors_end_with
 from zico.cli.plan_function import is_function, plan_function
 from zico.cli.plan_save import SaveAsked, Work, plan_saving, save_options, write_json
-from zico.report.table import PLAIN_WIDTH
+from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,7 +201,7 @@ def _cost(row: Row) -> tuple[float, ...]:
 def _show(report: Report, json_path: Path | None) -> None:
     if write_json(report, json_path, _write_file):
         return
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = TextConsole()
     console.print(
         f"{report.file}: {report.tensors} tensors, at most {format_bytes(report.live_peak_bytes)} alive at once"
         + (f", capacity {format_bytes(report.capacity_bytes)}" if report.capacity_bytes is not None else ""),
@@ -213,9 +211,9 @@ def _show(report: Report, json_path: Path | None) -> None:
     console.print(_table(report, plain=not console.is_terminal))
     for row in report.rows:
         if row.detail:
-            console.print(f"{row.planner}: {row.answer}: {row.detail}", markup=False, soft_wrap=True)
+            console.print(f"{row.planner}: {row.answer}: {row.detail}", soft_wrap=True)
     if report.answer is not None:
-        console.print(f"into {report.capacity_bytes} bytes: {report.answer}", markup=False, soft_wrap=True)
+        console.print(f"into {report.capacity_bytes} bytes: {report.answer}", soft_wrap=True)
 
 
 def _table(report: Report, *, plain: bool) -> Table:

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes, parse_size
 from zico.cli.plan_save import write_json
 from zico.cli.trace import defined, named, told_of
-from zico.report.table import PLAIN_WIDTH
+from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -183,10 +182,10 @@ def _jax(build: Build, name: str, asked: SaveAsked, _work: Work) -> PassesReport
 def _show(report: PassesReport, json_path: Path | None, write: Callable[[Path, bytes], None]) -> None:
     if write_json(report, json_path, write):
         return
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = TextConsole()
     limit = "" if report.limit_bytes is None else f", limit {format_bytes(report.limit_bytes)}"
     line = f"{report.function}: {report.framework}, {report.flops / _GIGA:.3g} GFLOP in both passes{limit}"
-    console.print(line, markup=False, soft_wrap=True)
+    console.print(line, soft_wrap=True)
     table = Table(box=box.ASCII2 if not console.is_terminal else box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy" if report.framework == "jax" else "planner")
     for column in ("saved between the passes", "of before", "computed again", "of all"):

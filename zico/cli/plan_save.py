@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes, parse_size
 from zico.cli.options import STDOUT
-from zico.report.table import PLAIN_WIDTH
+from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +96,7 @@ def show(report: SaveReport, json_path: Path | None, write: Callable[[Path, byte
     """Print the table, or write the figures as JSON; ``-`` is stdout."""
     if write_json(report, json_path, write):
         return
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = TextConsole()
     limit = "" if report.limit_bytes is None else f", limit {format_bytes(report.limit_bytes)}"
     console.print(
         f"{report.file}: {report.tensors} tensors, {report.operations} operations, "
@@ -111,12 +109,12 @@ def show(report: SaveReport, json_path: Path | None, write: Callable[[Path, byte
     console.print(_table(report, plain=not console.is_terminal))
     for row in report.rows:
         if row.detail:
-            console.print(f"{row.planner}: {row.answer}: {row.detail}", markup=False, soft_wrap=True)
+            console.print(f"{row.planner}: {row.answer}: {row.detail}", soft_wrap=True)
     if report.bound is not None:
         what = f"an overhead below {report.bound:.1%}"
         if report.allowed_overhead is not None:
             what = f"a limit below {format_bytes(report.bound)} at that overhead"
-        console.print(f"no plan of swaps has {what}", markup=False, soft_wrap=True)
+        console.print(f"no plan of swaps has {what}", soft_wrap=True)
 
 
 def _table(report: SaveReport, *, plain: bool) -> Table:

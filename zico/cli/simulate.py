@@ -14,6 +14,7 @@ import click
 from zico.base.errors import ConfigError, ProblemError
 from zico.base.units import format_bytes, parse_size
 from zico.cli.options import STDOUT, errors_end_with
+from zico.report.console import TextConsole
 from zico.scheduler.policies import POLICIES, policy_named
 from zico.simulator.ways_to_save import NONE, SAVES, SWAP, ways_of
 
@@ -442,10 +443,9 @@ def _mean_ratio(result: Result, other: Result | None) -> float | None:
 @contextlib.contextmanager
 def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Show on a terminal what is being simulated; yields what is called before each of ``total`` rows."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    console = Console(stderr=True)
+    console = TextConsole(sys.stderr)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task("", total=total, completed=-1)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from zico.base.units import format_bytes
 from zico.cli.brokers import Brokers, broker_options
 from zico.cli.options import share_text
+from zico.report.console import TextConsole
 from zico.report.model import waits_for
-from zico.report.table import PLAIN_WIDTH, outside_lines, together_lines
+from zico.report.table import outside_lines, together_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +45,7 @@ def status(*, socket: Path | None, device: str | None, as_json: bool) -> int:
 
 
 def _show(path: Path, found: Status) -> None:
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = TextConsole()
     console.print(
         f"{path}: device {found.device}, policy {found.policy}, granted {format_bytes(found.granted_bytes)} of "
         f"{format_bytes(found.budget_bytes)} (peak {format_bytes(found.peak_granted_bytes)}), "
@@ -55,7 +54,7 @@ def _show(path: Path, found: Status) -> None:
         soft_wrap=True,
     )
     for line in (*outside_lines(found.context_bytes, found.foreign_bytes), *together_lines(found.slowdown)):
-        console.print(line, markup=False)
+        console.print(line)
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
     for column in COLUMNS:
         table.add_column(column, no_wrap=True)

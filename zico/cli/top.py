@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from rich.console import Console
 from rich.live import Live
 
 from zico.base.errors import BrokerError, CommandError, ConfigError
 from zico.cli import limit, pause
 from zico.cli.brokers import Brokers, Meant, broker_options
 from zico.cli.top_screen import Rates, Screen, frame, keys_in, pressed
-from zico.report.table import PLAIN_WIDTH
+from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +48,7 @@ def top(*, once: bool, interval: float, socket: Path | None, device: str | None)
         raise CommandError("zico top needs a terminal: use zico status, or zico top --once")
     with Brokers(socket, device) as brokers:
         if once:
-            console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+            console = TextConsole()
             console.print(frame(brokers.look(), console.width))
         else:
             _watch(brokers, interval)
@@ -60,7 +59,7 @@ def _watch(brokers: Brokers, interval_s: float) -> None:
     """Draw frames until ``q`` or the end of the input; when the last broker ends, ``CommandError`` is raised."""
     screen = Screen()
     rates: collections.defaultdict[Path, Rates] = collections.defaultdict(Rates)
-    console = Console(highlight=False)
+    console = TextConsole()
     pools = brokers.look()
     with _keys_at_once(sys.stdin.fileno()), Live(console=console, screen=True, auto_refresh=False) as live:
         while not screen.ends:

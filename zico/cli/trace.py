@@ -35,9 +35,7 @@ import click
 import msgspec
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from zico.base.errors import CommandError, ConfigError, TraceError
 from zico.base.rundir import run_directory
@@ -49,7 +47,7 @@ from zico.launch.jobs import name_commands
 from zico.launch.pools import Target
 from zico.launch.recording import Recording
 from zico.launch.supervisor import supervise
-from zico.report.table import PLAIN_WIDTH
+from zico.report.console import TextConsole
 from zico.trace.events import Kind
 from zico.trace.files import write_trace
 from zico.trace.roofline import device_model
@@ -346,12 +344,12 @@ def _translated(path: Path) -> Iterator[None]:
 def _print(summary: TraceSummary) -> None:
     from zico.trace.summary import UNNAMED
 
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = TextConsole()
     for line in _lines(summary):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if summary.dropped:
         text = f"{summary.dropped} events are missing: the recorder could not keep up, and the figures are too low"
-        console.print(text, markup=False, style="yellow", soft_wrap=True)
+        console.print(text, style="yellow", soft_wrap=True)
     plain = not console.is_terminal
     console.print(
         _table(
@@ -407,7 +405,7 @@ def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]], *, plain: bool
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(Text(row[0]), *row[1:])
+        table.add_row(*row)
     return table
 
 

@@ -80,15 +80,21 @@ def write_picture(report: RunReport, record: Record, path: Path) -> None:
 def draw(report: RunReport, record: Record) -> Figure:
     """Return the figure of a run with at least one instant and one job."""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("matplotlib is not installed: pip install zico[plot]") from None
+    with rc_context({"text.parse_math": False}):  # a name with dollars is no formula
+        return _drawn(Figure, report, record)
+
+
+def _drawn(figure_class: type[Figure], report: RunReport, record: Record) -> Figure:
     record = in_order(record, [job.name for job in report.jobs])
     whole, last = whole_span(record), last_iterations(record)
     panels = [whole] if last is None else [whole, last]
     lanes_in = 0.5 + 0.3 * len(record.names)
     heights = [3.4] if last is None else [2.4, 3.6]
-    figure = Figure(figsize=(WIDTH_IN, sum(heights) + lanes_in + 1.6), layout="constrained", facecolor="white")
+    figure = figure_class(figsize=(WIDTH_IN, sum(heights) + lanes_in + 1.6), layout="constrained", facecolor="white")
     axes = figure.subplots(len(panels) + 1, 1, height_ratios=[*heights, lanes_in])
     for axis, span in zip(axes, panels, strict=False):
         _draw_memory(axis, record, span)

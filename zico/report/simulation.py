@@ -9,15 +9,13 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from zico.base.errors import ConfigError
 from zico.base.units import GIB, KIB, MIB, TIB, format_bytes
+from zico.report.console import TextConsole
 from zico.report.files import write_atomically
 from zico.report.picture import COLOURS, DPI, INK, MAX_LABEL_CHARS, WIDTH_IN, fullest_ticks
-from zico.report.table import PLAIN_WIDTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -286,7 +284,7 @@ _BETWEEN = 3
 
 def write_simulation_table(report: SimulationReport, outfile: IO[str]) -> None:
     """Write the table and the notes to ``outfile``."""
-    console = Console(file=outfile, width=None if outfile.isatty() else PLAIN_WIDTH, highlight=False)
+    console = TextConsole(outfile)
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
     rows = list(rows_of(report))
     shown = _columns_within(console.width, rows)
@@ -295,11 +293,11 @@ def write_simulation_table(report: SimulationReport, outfile: IO[str]) -> None:
         table.add_column(COLUMNS[column], justify="left" if is_text else "right", no_wrap=True, overflow="fold")
     for _budget, of_budget in itertools.groupby(rows, key=lambda cells: cells[0]):
         for cells in of_budget:
-            table.add_row(*(escape(cells[column]) for column in shown))
+            table.add_row(*(cells[column] for column in shown))
         table.add_section()
     console.print(table)
     for line in lines_of(report):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _columns_within(width: int, rows: Sequence[tuple[str, ...]]) -> list[int]:

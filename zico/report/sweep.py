@@ -6,11 +6,10 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from zico.base.units import format_bytes
-from zico.report.table import PLAIN_WIDTH
+from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +68,7 @@ def sweep_json(report: SweepReport) -> bytes:
 
 def write_sweep_table(report: SweepReport, outfile: IO[str]) -> None:
     """Write a row for each job to ``outfile``, and what is left below."""
-    console = Console(file=outfile, width=None if outfile.isatty() else PLAIN_WIDTH, highlight=False)
+    console = TextConsole(outfile)
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
     parameters = _parameter_columns(report)
     where = ["device"] if "," in report.device else []
@@ -88,7 +87,7 @@ def write_sweep_table(report: SweepReport, outfile: IO[str]) -> None:
         table.add_row(*cells, style="red" if row.exit_code else None)
     console.print(table)
     for line in closing_lines(report):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def closing_lines(report: SweepReport) -> Iterator[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import IO, TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from zico.base.errors import OutOfMemory
 from zico.base.settings import kind_of
 from zico.base.units import format_bytes
+from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 Cells = tuple[str, ...]
 
-PLAIN_WIDTH = 160
-"""Columns where there is no terminal to ask: wide enough that nothing is cut."""
 COLUMNS = ("job", "exit", "iterations", "it/s", "waited", "peak", "tensors", "persistent", "in the pool")
 SAVING_COLUMNS = (
     *("job", "saves by", "moved out", "moved in", "time hidden", "time lost", "faults", "late"),
@@ -33,7 +31,7 @@ SAVING_COLUMNS = (
 
 def write_table(report: RunReport, outfile: IO[str]) -> None:
     """Write the closing table to ``outfile``, in colour if it is a terminal and ``NO_COLOR`` is not set."""
-    console = Console(file=outfile, width=None if outfile.isatty() else PLAIN_WIDTH, highlight=False)
+    console = TextConsole(outfile)
     plain = not console.is_terminal
     rows = list(job_rows(report))
     failed = [row for row in rows if row[1] not in {"0", ""}]
@@ -41,9 +39,9 @@ def write_table(report: RunReport, outfile: IO[str]) -> None:
     if saved := list(saving_rows(report)):
         console.print(_table(SAVING_COLUMNS, saved, plain=plain))
     for line in pool_lines(report):
-        console.print(line, markup=False)
+        console.print(line)
     for line in attention_lines(report):
-        console.print(line, markup=False, style="yellow", soft_wrap=True)
+        console.print(line, style="yellow", soft_wrap=True)
 
 
 def columns_of(report: RunReport) -> Cells:

@@ -91,10 +91,14 @@ SaveMode = Literal["none", "swap", "page", "auto"]
 """What a job does when its peak exceeds what it may hold: nothing, move tensors by a plan, page, or what is best."""
 
 
+def visible(text: str) -> str:
+    """Return ``text`` with escapes for what nobody would see, or what would act on a terminal or turn a line around."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def as_text(text: str) -> str:
-    """Return ``text`` as a ``Text`` can carry it: what is not printable is escaped, what is too long is cut."""
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return shown[:MAX_TEXT_CHARS]
+    """Return ``text`` as a ``Text`` can carry it: visible, and cut where it is too long."""
+    return visible(text)[:MAX_TEXT_CHARS]
 
 
 class Share(msgspec.Struct, frozen=True):
