@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import HookError
 from zico.job import joining, session
-from zico.job.autoload import complain
+from zico.job.autoload import not_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +154,7 @@ def _redirect_plugin(**_plugin: Any) -> None:  # noqa: ANN401 - as JAX calls it,
     try:
         xla.redirect(CUDA_PLUGIN)
     except HookError as error:
-        complain("jax is not shared", error)
+        not_shared("jax", error)
 
 
 joining.join()  # the import is the front door

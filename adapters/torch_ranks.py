@@ -22,7 +22,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from zico.job import session
-from zico.job.autoload import complain
+from zico.job.autoload import not_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ def _train(enable: Callable[[], Session | None]) -> Session | None:
         try:
             enable()
         except Exception as error:  # noqa: BLE001 - the user's training must go on, whatever is wrong with us
-            complain("torch is not shared", error)
+            not_shared("torch", error)
     return session.current_here()
 
 

@@ -22,6 +22,7 @@ CLIENT_EXAMPLES: tuple[m.ClientMessage, ...] = (
     m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=1, framework="torch", limit_bytes=m.MAX_SIZE_BYTES, save="page"),
     m.MoreRequest(),
     m.Pages(wait_limit_s=m.MAX_WAIT_S),
+    m.Outside(name="a", pid=1, framework="torch", reason="why"),
     m.Observe(m.PROTOCOL_VERSION),
     m.StatusRequest(),
     m.ReportRequest(),
@@ -101,6 +102,7 @@ STATUS = m.Status(
     reserve_bytes=BIGGEST,
     log_level=LONGEST_NAME,
     parameters="\N{WHITE MEDIUM STAR}" * m.MAX_TEXT_CHARS,
+    launchers=(m.MAX_PID,) * 64,
 )
 REPORT = m.Report(
     pool=m.PoolReport(
@@ -115,6 +117,16 @@ REPORT = m.Report(
     ),
     jobs=(JOB_REPORT,) * m.MAX_REPORTED_JOBS,
     jobs_left_out=BIGGEST,
+    outside=(
+        m.Outside(
+            name=LONGEST_NAME,
+            pid=m.MAX_PID,
+            framework=LONGEST_NAME,
+            reason="\N{WHITE MEDIUM STAR}" * m.MAX_REASON_CHARS,
+            run="f" * m.MAX_RUN_CHARS,
+        ),
+    )
+    * m.MAX_OUTSIDERS,
 )
 WELCOME = m.Welcome(
     job=0, region_bytes=1, n_regions=1, budget_bytes=1, policy="zico", device="cuda:0", device_id="GPU-0", n_fds=200

@@ -267,6 +267,18 @@ def test_a_report_names_the_latest_jobs_and_counts_the_rest() -> None:
     assert FrameReader().feed(encode_frame(report)) == [report]
 
 
+def test_a_report_names_the_latest_processes_outside_once_each() -> None:
+    """The last thing that a process said of a framework counts, and however many say so, the answer fits."""
+    ledger = new_ledger()
+    told = [m.Outside(name="a", pid=pid, framework="torch", reason=f"{pid}") for pid in range(m.MAX_OUTSIDERS + 3)]
+    for outsider in (*told, msgspec.structs.replace(told[5], reason="again")):
+        ledger.note_outsider(outsider)
+    report = ledger.report(BEGAN_NS)
+    assert [one.pid for one in report.outside] == [3, 4, *range(6, m.MAX_OUTSIDERS + 3), 5]
+    assert report.outside[-1].reason == "again"
+    assert FrameReader().feed(encode_frame(report)) == [report]
+
+
 def test_figures_of_a_job_that_died_half_way_are_still_a_report() -> None:
     """Counters that a death left negative or inconsistent are told as zero or at most all."""
     ledger = new_ledger()

@@ -13,11 +13,12 @@ from zico.base.errors import LocalProtocolError, RemoteProtocolError
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import Connection, Role, State, next_state
 
-HELLO, ASK_MORE, PAGES, OBSERVE, ASK_STATUS, ASK_REPORT, CHANGE, GOODBYE = CLIENT_EXAMPLES
+HELLO, ASK_MORE, PAGES, OUTSIDE, OBSERVE, ASK_STATUS, ASK_REPORT, CHANGE, GOODBYE = CLIENT_EXAMPLES
 WELCOME, MORE, PAGED, REFUSED, ERROR, STATUS, REPORT, CHANGED = BROKER_EXAMPLES
 
 ALLOWED = {
     (State.NEW, Role.CLIENT, HELLO): State.JOINING,
+    (State.NEW, Role.CLIENT, OUTSIDE): State.CLOSED,
     (State.NEW, Role.CLIENT, OBSERVE): State.OBSERVER,
     (State.JOINING, Role.BROKER, WELCOME): State.MEMBER,
     (State.MEMBER, Role.CLIENT, ASK_MORE): State.MORE_DUE,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zico.launch import watchdog
-from zico.launch.doctor import blocking_flag
+from zico.launch.outsiders import blocking_flag
 from zico.launch.processes import MAX_LINE_BYTES, PARTIAL_S, REDRAW_S, LineSplitter
 
 

@@ -12,6 +12,7 @@ import pytest
 from zico.base.errors import ConfigError
 from zico.base.settings import DeviceMemory, Setting, resolve
 from zico.base.units import GIB, MIB
+from zico.broker.protocol import messages as m
 from zico.broker.protocol.messages import JobReport, PoolReport, RefusedRequest, Report, Saving, Status, WaitKind
 from zico.cli.display import live_table, memory_bar, plain_lines
 from zico.launch.jobs import split_commands
@@ -20,6 +21,7 @@ from zico.report.files import markdown, write_atomically
 from zico.report.model import (
     JobFigures,
     JobProgress,
+    OutsideProcess,
     PoolFigures,
     PoolProgress,
     RunReport,
@@ -132,9 +134,29 @@ def test_without_the_brokers_figures_the_notes_say_so() -> None:
 def test_what_zico_said_inside_a_job_becomes_its_note() -> None:
     """Why a framework could not be shared is the note of a job that never joined."""
     (command,) = split_commands(["python a.py"])
-    ended = (JobOutcome(command, 0, 1.0, 1.0, "torch is not shared: no such function"),)
-    report = run_report(Outcome(ended, outcome().reports), [SETTINGS])
-    assert report.jobs[0].note == "torch is not shared: no such function"
+    told = m.Outside(name="a", pid=7, framework="torch", reason="no such function")
+    seen = (
+        OutsideProcess(pid=7, framework="torch", reason="because", memory_bytes=3 * MIB),
+        OutsideProcess(pid=8, framework="jax", reason="because"),
+    )
+    (brokers,) = outcome().reports
+    assert brokers is not None
+    ended = (JobOutcome(command, 0, 1.0, 1.0, outside=seen),)
+    report = run_report(Outcome(ended, (msgspec.structs.replace(brokers, outside=(told,)),)), [SETTINGS])
+    (job,) = report.jobs
+    assert job.note == "process 7 uses torch outside the budget (it has had 3 MiB of memory): no such function"
+    assert [(one.pid, one.reason) for one in job.outside] == [(7, "no such function"), (8, "because")]
+    lines = list(attention_lines(report))
+    assert [line for line in lines if "outside" in line] == [f"a: {one.text}" for one in job.outside]
+
+
+def test_a_process_in_the_pool_is_not_reported_as_outside() -> None:
+    """One that was seen before it joined counts as what it is in the end."""
+    (command,) = split_commands(["python a.py"])
+    seen = (OutsideProcess(pid=job_report("a").pid, framework="torch", reason="because"),)
+    ended = (JobOutcome(command, 0, 1.0, 1.0, outside=seen),)
+    (job,) = run_report(Outcome(ended, outcome(job_report("a")).reports), [SETTINGS]).jobs
+    assert job.outside == ()
 
 
 def test_the_table_is_plain_where_there_is_no_terminal() -> None:

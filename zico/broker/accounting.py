@@ -31,6 +31,7 @@ ever seen.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -44,9 +45,11 @@ from zico.broker.notes import Process, started_at
 from zico.broker.outside import OutsideFigures
 from zico.broker.protocol.messages import (
     DEFAULT_SHARE,
+    MAX_OUTSIDERS,
     MAX_REPORTED_JOBS,
     STATUS_SCHEMA,
     JobReport,
+    Outside,
     PoolReport,
     RefusedRequest,
     Report,
@@ -201,6 +204,7 @@ class Ledger:
         self._header: Record | None = None
         self._physical_bytes = 0
         self._peak_physical_bytes = 0
+        self._outsiders: collections.deque[Outside] = collections.deque(maxlen=MAX_OUTSIDERS)
         self._outside: OutsideFigures | None = None
         self._peak_outside: OutsideFigures | None = None
 
@@ -284,6 +288,13 @@ class Ledger:
             before = self._peak_outside or found
             self._peak_outside = OutsideFigures(*map(max, before, found))
 
+    def note_outsider(self, outsider: Outside) -> None:
+        """Keep that a process is outside the pool, and why; the last that it said of a framework counts."""
+        same = [one for one in self._outsiders if (one.pid, one.framework) == (outsider.pid, outsider.framework)]
+        for one in same:
+            self._outsiders.remove(one)
+        self._outsiders.append(outsider)
+
     def view(self, header: Record, jobs: Record, now_ns: int) -> PoolView:
         """Return what a policy sees of the snapshot, with what was measured of jobs that work together."""
         return self._speeds.noted(pool_view(header, jobs, now_ns, self._profiles))
@@ -312,6 +323,7 @@ class Ledger:
             most_bytes=self._header_bytes("n_regions"),
             isolated=bool(self._header_count("isolate")),
             slowdown=self._speeds.measured,
+            launchers=tuple(one.pid for one in self._present.values() if one.record["aside"]),
             **_known(self._outside),
         )
 
@@ -331,6 +343,7 @@ class Ledger:
             pool=pool,
             jobs=tuple(self._job_report(member, now_ns) for member in latest),
             jobs_left_out=left_out,
+            outside=tuple(self._outsiders),
         )
 
     def _latest(self) -> tuple[list[Member], int]:

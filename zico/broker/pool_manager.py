@@ -515,6 +515,10 @@ class PoolManager:
         processes = 0 if refused else concerned(wanted, self._table.jobs, self.members)
         return m.Changed(m.as_text(refused), processes=processes)
 
+    def note_outsider(self, outsider: m.Outside) -> None:
+        """Keep that a process is outside the pool, and why, for reports."""
+        self._ledger.note_outsider(outsider)
+
     def report(self, now_ns: int, profiles_to: str = "") -> m.Report:
         """Return everything up to now, and write the profiles of the same jobs to a file if one is named."""
         self._look(now_ns)

@@ -221,7 +221,7 @@ class Server:
             key = self._selector.get_key(link.socket)
             self._selector.modify(link.socket, link.interest, key.data)
 
-    def _answer(self, link: Link, message: m.Message, now_ns: int) -> None:  # noqa: C901 - a case for each message
+    def _answer(self, link: Link, message: m.Message, now_ns: int) -> None:  # noqa: C901, PLR0912 - a case for each message
         """Do what an accepted message asks for."""
         match message:
             case m.Hello():
@@ -230,6 +230,8 @@ class Server:
                 self._send_more(link, now_ns)
             case m.Pages():
                 self._take_pages(link, message, now_ns)
+            case m.Outside():
+                self._manager.note_outsider(msgspec.structs.replace(message, pid=link.peer.pid or message.pid))
             case m.Observe():
                 if message.version != m.PROTOCOL_VERSION:
                     self._refuse(link, _wrong_version(message.version))

@@ -107,7 +107,7 @@ def _state(job: JobProgress, member: JobReport | None) -> str:
     if job.exit_code is not None:
         return "ended" if job.exit_code == 0 else f"failed ({job.exit_code})"
     if member is None:
-        return "no framework imported yet"
+        return "outside the budget" if job.is_outside else "no framework imported yet"
     return state_of(member)
 
 

@@ -99,7 +99,7 @@ class Finder:
         try:
             getattr(import_module(module), function)()
         except Exception as error:  # noqa: BLE001 - the user's import must go on, whatever is wrong with us
-            complain(f"{name} is not shared", error)
+            not_shared(name, error)
 
 
 class _Loader:
@@ -169,13 +169,28 @@ def install(watched: Mapping[str, str] = WATCHED) -> Finder:
     return finder
 
 
+def not_shared(framework: str, error: BaseException) -> None:
+    """Say at the terminal, and to the broker for the run's report, that a framework's memory is not shared, and why."""
+    complain(f"{framework} is not shared", error)
+    try:
+        from zico.job.telling import tell
+
+        tell(framework, reason_of(error))
+    except Exception:  # noqa: BLE001, S110 - whatever is wrong with us, the line above has told the person
+        pass
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what an error says, as one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def complain(what: str, error: BaseException) -> None:
     """Write one line to stderr, for the one reader there is at this point: the person at the terminal.
 
     Not logging: the user's program has not configured it yet, and Zico must not do it for them.
     """
-    reason = " ".join(str(error).split()) or type(error).__name__
-    inform(f"{what}: {reason}")
+    inform(f"{what}: {reason_of(error)}")
 
 
 def inform(line: str) -> None:

@@ -20,7 +20,7 @@ from zico.base.settings import SOCKET_VARIABLE, STARTING_VARIABLE, kind_of
 from zico.job.autoload import complain, framework_of, inform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     from zico.base.errors import OutOfMemory
@@ -302,9 +302,9 @@ def claim_to_train() -> None:
     _trains = True
 
 
-def is_launcher() -> bool:
-    """Tell whether this process was started as a program that starts those that train, such as ``torchrun``."""
-    words = iter(sys.orig_argv[1:])
+def starts_launcher(argv: Sequence[str]) -> bool:
+    """Tell whether a command line starts a program that starts those that train, such as ``torchrun``."""
+    words = iter(argv[1:])
     for word in words:
         if word == "-m":
             return next(words, "") in LAUNCHERS
@@ -330,7 +330,7 @@ def step_aside() -> None:
 def socket_to_join() -> Path | None:
     """Return where the broker listens that this process may join; waits for one that is starting."""
     named = socket_named()
-    if not named or is_launcher() or (is_descendant() and not _trains):
+    if not named or starts_launcher(sys.orig_argv) or (is_descendant() and not _trains):
         return None
     socket_path = Path(named)
     end_s = time.monotonic() + float(os.environ.get(STARTING_VARIABLE) or 0)

@@ -10,12 +10,13 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 from zico.base import interpreter
 from zico.base.errors import CommandError, ZicoError
 from zico.base.rundir import SOCKET_NAME
 from zico.broker.client import BrokerClient
 from zico.broker.notes import read_head
-from zico.broker.protocol.messages import Report
 from zico.launch.processes import KILL_S, LEFT_BEHIND_S, Child, LinePipe, readable
 from zico.report.model import read_record
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from zico.base.settings import Settings
     from zico.broker.metrics import Address
-    from zico.broker.protocol.messages import Status
+    from zico.broker.protocol.messages import Report, Status
     from zico.launch.watchdog import Watchdog
     from zico.report.model import Record
 
@@ -87,7 +88,8 @@ class JoinedBroker:
         with contextlib.suppress(ZicoError, OSError):
             found = self._client.report(record=False)
             jobs = tuple(job for job in found.jobs if job.run == self._run)
-            return Report(pool=found.pool, jobs=jobs, jobs_left_out=found.jobs_left_out)
+            outside = tuple(one for one in found.outside if one.run == self._run)
+            return msgspec.structs.replace(found, jobs=jobs, outside=outside)
         return None
 
     def look(self) -> Record | None:

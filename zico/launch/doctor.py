@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from zico.broker.devices import devices_here, has_usable_driver
 from zico.broker.lingering import CONTROL, daemon_at
 from zico.broker.outside import use_now
 from zico.launch.jobs import Command, job_environment
+from zico.launch.outsiders import PYTHON, blocking_flag
 from zico.launch.pools import Target
 from zico.launch.supervisor import run_report, supervise
 
@@ -123,13 +123,6 @@ TRY_S = 180
 """A framework that takes longer than this to be imported and tried counts as not working."""
 START_S = 30.0
 ACTIVE_FROM_FRACTION = 0.95
-PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
-# These keep Python from reading PYTHONPATH (-E, -I) or from importing site (-S), see python(1). With the first two
-# Python still reads zico.pth where Zico is installed.
-BLOCKING_FLAGS = frozenset("EIS")
-# Options of the interpreter whose value may follow as the next argument.
-_FLAGS_WITH_VALUE = frozenset("WX")
-
 _TRY = """
 import importlib, os, signal, sys
 signal.alarm({limit})
@@ -144,8 +137,6 @@ print("TESTED", getattr(adapter, "TESTED_VERSION", ""))
 
 _WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 """For a trial on the host device: else frameworks that find a GPU put their tensors there."""
-NOT_SHARED = " is not shared: "
-"""In the line that ``zico.job.autoload`` writes for an adapter that cannot do its work."""
 _XLA = "arrays and programs' workspaces are in the pool; what cuBLAS, cuDNN and NCCL allocate is outside the budget"
 _NO_MARKS = "zico.step() marks iterations, else Zico looks for the period of allocations"
 
@@ -303,26 +294,6 @@ def installed_versions() -> Iterator[tuple[str, str]]:
             break
 
 
-def blocking_flag(argv: Sequence[str]) -> str | None:
-    """Return the interpreter's flag in ``argv`` that keeps Zico out of that process, ``None`` if there is none."""
-    if not argv or not PYTHON.fullmatch(PurePath(argv[0]).name):
-        return None
-    arguments = iter(argv[1:])
-    for argument in arguments:
-        if not argument.startswith("-") or argument in {"-", "-c", "-m"}:
-            return None
-        if argument.startswith("--"):
-            continue
-        if argument[1:2] in _FLAGS_WITH_VALUE:
-            if len(argument) == len("-W"):
-                next(arguments, None)
-            continue
-        found = BLOCKING_FLAGS.intersection(argument[1:])
-        if found:
-            return f"-{min(found)}"
-    return None
-
-
 def _checks(settings: Settings, argv: Sequence[str]) -> Iterator[Check]:
     yield _check_flags(argv)
     yield _check_injection(argv)
@@ -419,8 +390,11 @@ def _why_not(job: JobFigures, lines: Sequence[str]) -> str:
     """Return why a job that has ended did not use the pool, empty if it did."""
     if not job.framework:
         return job.note if job.exit_code == 0 or not lines else f"{job.note}: {lines[-1]}"
-    if job.requested_bytes == 0 and (said := [line for line in lines if NOT_SHARED in line]):
-        return f"Zico schedules its iterations, but does not share its memory: {said[0].partition(NOT_SHARED)[2]}"
+    strangers = [one.text for one in job.outside if one.pid != job.pid]
+    if strangers:
+        return strangers[0]
+    if job.requested_bytes == 0 and job.outside:
+        return f"Zico schedules its iterations, but does not share its memory: {job.outside[0].reason}"
     if job.requested_bytes == 0:
         return "it joined, but allocated no tensor over the threshold"
     if job.pool_fraction < ACTIVE_FROM_FRACTION:

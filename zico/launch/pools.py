@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from zico.base.settings import Setting, Settings
     from zico.broker.metrics import Address
-    from zico.broker.protocol.messages import JobReport
+    from zico.broker.protocol.messages import JobReport, Outside
     from zico.launch.broker import RunBroker
     from zico.launch.jobs import Listener
     from zico.launch.watchdog import Watchdog
@@ -66,6 +66,7 @@ class Pool:
         """Jobs of others that were in the pool when the run began."""
         self._members: dict[tuple[str, int, int], JobReport] = {}
         """All that have been in the pool: the broker reports the latest ones only."""
+        self._outside: dict[tuple[str, int, str], Outside] = {}
         self._looked: Record | None = None
         self._look_again_s = 0.0
 
@@ -151,7 +152,8 @@ class Pool:
         if report is None or not self._sweeps:
             return report
         self._members |= {(one.name, one.pid, one.job): one for one in report.jobs}
-        return Report(pool=report.pool, jobs=tuple(self._members.values()), jobs_left_out=0)
+        self._outside |= {(one.name, one.pid, one.framework): one for one in report.outside}
+        return Report(report.pool, tuple(self._members.values()), 0, tuple(self._outside.values()))
 
     def keep_record(self) -> None:
         """Copy the record to where it is wanted, if there is one."""

@@ -33,6 +33,7 @@ from zico.base.settings import STARTING_VARIABLE
 from zico.broker.protocol.messages import ProcessFigures
 from zico.launch.broker import READY_S
 from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE, Job, Listener, Stream, job_environment
+from zico.launch.outsiders import Outsiders
 from zico.launch.placement import Offer, choose
 from zico.launch.pools import Metrics, Pool
 from zico.launch.processes import readable
@@ -41,6 +42,7 @@ from zico.launch.watchdog import BEGIN_S, Watchdog
 from zico.report.model import (
     JobFigures,
     JobProgress,
+    OutsideProcess,
     PoolFigures,
     PoolProgress,
     RunReport,
@@ -51,12 +53,12 @@ from zico.report.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import FrameType
 
     from zico.base.settings import Settings
-    from zico.broker.protocol.messages import JobReport, Report
+    from zico.broker.protocol.messages import JobReport, Outside, Report, Status
     from zico.launch.jobs import Command
     from zico.launch.pools import Target
     from zico.launch.queue import Queue
@@ -102,15 +104,19 @@ def _figures_of(job: JobOutcome, outcome: Outcome) -> JobFigures:
     names = {one.command.name for one in outcome.jobs}
     members = report.jobs if report else ()
     its = [member for member in members if owner_of(member.name, names) == job.command.name]
-    return _job_figures(job, its, NEVER_JOINED if report else BROKER_GONE)
+    told = [one for one in (report.outside if report else ()) if owner_of(one.name, names) == job.command.name]
+    return _job_figures(job, its, told, NEVER_JOINED if report else BROKER_GONE)
 
 
-def _job_figures(job: JobOutcome, members: Sequence[JobReport], missing: str) -> JobFigures:
+def _job_figures(job: JobOutcome, members: Sequence[JobReport], told: Sequence[Outside], missing: str) -> JobFigures:
     name, command = job.command.name, job.command.text
+    outside = tuple(_outside(job.outside, told, {member.pid for member in members}))
     if not members:
         not_started = job.wall_s == 0.0 and job.exit_code in {NOT_FOUND_CODE, NOT_EXECUTABLE_CODE}
-        note = NOT_STARTED if not_started else job.complaint or missing
-        return JobFigures(name=name, command=command, exit_code=job.exit_code, wall_s=job.wall_s, note=note)
+        note = NOT_STARTED if not_started else outside[0].text if outside else missing
+        return JobFigures(
+            name=name, command=command, exit_code=job.exit_code, wall_s=job.wall_s, note=note, outside=outside
+        )
     first, *others = members
     return JobFigures(
         **_figures(first) | {"name": name},
@@ -120,11 +126,25 @@ def _job_figures(job: JobOutcome, members: Sequence[JobReport], missing: str) ->
         weight=first.share.weight,
         priority=first.share.priority,
         slo=first.share.slo,
+        outside=outside,
         note="" if first.iterations else NEVER_ITERATED,
         other_processes=tuple(
             ProcessFigures(**_figures(other) | {"name": f"{name}.{number}"}) for number, other in enumerate(others, 2)
         ),
     )
+
+
+def _outside(
+    seen: Sequence[OutsideProcess], told: Sequence[Outside], members: Collection[int]
+) -> Iterator[OutsideProcess]:
+    """Yield the processes that were seen outside and those that told so themselves, each once for each framework."""
+    memory_bytes = {one.pid: one.memory_bytes for one in seen}
+    for one in told:
+        yield OutsideProcess(
+            pid=one.pid, framework=one.framework, reason=one.reason, memory_bytes=memory_bytes.get(one.pid, 0)
+        )
+    known = {one.pid for one in told} | set(members)
+    yield from (one for one in seen if one.pid not in known)
 
 
 def _figures(member: JobReport) -> dict[str, Any]:
@@ -198,8 +218,6 @@ def forwarded_to(heard: Callable[[signal.Signals], None]) -> Iterator[None]:
 TICK_S = 0.25
 LOOK_S = 2.0
 """How often the queue of a sweep is asked while nothing has ended: a profile may have become known."""
-COMPLAINT_PREFIX = b"zico: "
-"""How Zico inside a job begins its lines (``zico.job.autoload.complain``)."""
 _MAY_PAGE = ("page", "auto")
 TERM_S = 2.0
 """How long a job may take after the SIGTERM that follows an unheeded SIGINT."""
@@ -214,10 +232,10 @@ class JobOutcome:
     wall_s: float
     ended_s: float
     """On the monotonic clock."""
-    complaint: str = ""
-    """What Zico inside the job last said to its standard error, why it is not active for instance."""
     pool: int = 0
     """The number of the device on which it ran."""
+    outside: tuple[OutsideProcess, ...] = ()
+    """Its processes that were seen outside the pool."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,7 +308,7 @@ class Supervisor:
         self._jobs = [Job(command) for command in commands]
         self._placed: dict[str, int] = {}
         """The number of each started job's pool, by the job's name."""
-        self._complaints: dict[str, str] = {}
+        self._outsiders = Outsiders(self._told)
         self._out_of_memory: set[str] = set()
         """Names of the jobs whose output says so."""
         self._signal: signal.Signals | None = None
@@ -429,8 +447,9 @@ class Supervisor:
             return
         names = {one.command.name for one in self._jobs}
         members = [one for one in report.jobs if owner_of(one.name, names) == job.command.name] if report else []
+        told = [one for one in (report.outside if report else ()) if owner_of(one.name, names) == job.command.name]
         missing = BROKER_GONE if report is None and pool.broker.is_ready else NEVER_JOINED
-        figures = msgspec.structs.replace(_job_figures(self._outcome(job), members, missing), device=pool.device)
+        figures = msgspec.structs.replace(_job_figures(self._outcome(job), members, told, missing), device=pool.device)
         result = queue.ended(figures, told_out_of_memory=job.command.name in self._out_of_memory)
         if result.again:
             self._listener.problem(f"{result.name} ran out of memory: it runs again, alone, after all others")
@@ -449,10 +468,25 @@ class Supervisor:
             for job in self._jobs:
                 if job.living:
                     job.expire_output()
+            self._look_for_outsiders()
             if time.monotonic() >= due_s:
                 due_s = time.monotonic() + self._listener.interval_s
                 self._listener.progress(self._snapshot())
             await asyncio.sleep(TICK_S)
+
+    def _look_for_outsiders(self) -> None:
+        """Say at once which processes of the jobs compute outside the budget."""
+        sessions = {job.child.pid: job.command.name for job in self._jobs if job.child is not None and job.living}
+        for name, process in self._outsiders.look(sessions, time.monotonic()):
+            self._listener.problem(f"{name}: {process.text}")
+
+    def _told(self) -> tuple[Sequence[Status], Sequence[Report]]:
+        """Return what the brokers say of their members, and of those that are none; nothing unless all are ready."""
+        statuses = [pool.broker.status() for pool in self.pools]
+        reports = [pool.broker.report(record=False) for pool in self.pools]
+        if None in statuses or None in reports:
+            return (), ()
+        return cast("list[Status]", statuses), cast("list[Report]", reports)
 
     async def _until_ready(self) -> None:
         """Wait until the brokers are ready, or a signal comes."""
@@ -494,7 +528,13 @@ class Supervisor:
         elapsed_s = time.monotonic() - self._started_s
         shown = [job for job in self._jobs if self._queue is None or job.living]
         jobs = tuple(
-            JobProgress(job.command.name, job.exit_code, self._placed.get(job.command.name, 0)) for job in shown
+            JobProgress(
+                job.command.name,
+                job.exit_code,
+                self._placed.get(job.command.name, 0),
+                bool(self._outsiders.of(job.command.name)),
+            )
+            for job in shown
         )
         pools = tuple(
             PoolProgress(pool.device, pool.budget_bytes, pool.broker.status(), pool.run if pool.is_joined else "")
@@ -503,9 +543,10 @@ class Supervisor:
         return Snapshot(elapsed_s=elapsed_s, pools=pools, jobs=jobs)
 
     def _outcome(self, job: Job) -> JobOutcome:
-        complaint = self._complaints.get(job.command.name, "")
-        pool = self._placed.get(job.command.name, 0)
-        return JobOutcome(job.command, cast("int", job.exit_code), job.wall_s, job.ended_s, complaint, pool)
+        name = job.command.name
+        pool = self._placed.get(name, 0)
+        outside = self._outsiders.of(name, ended_well=job.exit_code == 0)
+        return JobOutcome(job.command, cast("int", job.exit_code), job.wall_s, job.ended_s, pool, outside)
 
     def _heard(self, signum: signal.Signals) -> None:
         """Begin to end the jobs; the second time, kill them."""
@@ -526,9 +567,6 @@ class Supervisor:
         """Give a job's lines to the listener; end the run if nobody reads them any more."""
         if self._queue is not None and tells_out_of_memory(stream, lines):
             self._out_of_memory.add(name)
-        for line in lines:
-            if stream is Stream.STDERR and line.startswith(COMPLAINT_PREFIX):
-                self._complaints[name] = line.removeprefix(COMPLAINT_PREFIX).decode(errors="replace")
         try:
             self._listener.output(name, stream, lines)
         except BrokenPipeError:

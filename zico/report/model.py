@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zico.base.errors import ConfigError
+from zico.base.units import format_bytes
 from zico.broker.protocol.messages import JobReport, PoolReport, ProcessFigures, Status
 
 if TYPE_CHECKING:
@@ -26,6 +27,23 @@ if TYPE_CHECKING:
 RUN_SCHEMA = "zico.report.v1"
 
 
+class OutsideProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process of a command that computes outside the budget."""
+
+    pid: int
+    framework: str
+    """What it has imported; of several, with commas between them."""
+    reason: str
+    memory_bytes: int = 0
+    """The most that it was seen to have of the machine's memory, beside files and shared memory; 0: not looked at."""
+
+    @property
+    def text(self) -> str:
+        """Return all of that as people read it."""
+        has = f" (it has had {format_bytes(self.memory_bytes)} of memory)" if self.memory_bytes else ""
+        return f"process {self.pid} uses {self.framework} outside the budget{has}: {self.reason}"
+
+
 class JobFigures(ProcessFigures, frozen=True, kw_only=True):
     """One command: how it ended and what its first process in the pool did; zeros if none joined."""
 
@@ -38,6 +56,8 @@ class JobFigures(ProcessFigures, frozen=True, kw_only=True):
     """Why figures are zero; empty if they are not."""
     other_processes: tuple[ProcessFigures, ...] = ()
     """Further processes that imported a framework."""
+    outside: tuple[OutsideProcess, ...] = ()
+    """Those of its processes that share no memory of a framework, or not of one of several."""
     weight: float = 1.0
     priority: int = 0
     slo: float | None = None
@@ -153,6 +173,8 @@ class JobProgress(msgspec.Struct, frozen=True):
     """``None`` while it runs."""
     pool: int = 0
     """The number of its pool."""
+    is_outside: bool = False
+    """Whether a process of it computes outside the budget."""
 
 
 class PoolProgress(msgspec.Struct, frozen=True):

@@ -95,8 +95,9 @@ def attention_lines(report: RunReport) -> Iterator[str]:
             yield f"{job.name} ran out of memory{_where(report, job)}: {line}"
         if job.saving.planner_note:
             yield f"{job.name}: {job.saving.planner_note}"
-        if job.note:
-            yield f"{job.name}: {job.note}"
+        for note in dict.fromkeys((job.note, *(process.text for process in job.outside))):
+            if note:
+                yield f"{job.name}: {note}"
         if job.spilled_bytes:
             yield f"{job.name}: {format_bytes(job.spilled_bytes)} of tensors lay in the next tier (slower, but correct)"
         if job.evicted_bytes:

@@ -2,6 +2,7 @@
 
     NEW --Hello--> JOINING --Welcome--> MEMBER --Goodbye--> CLOSED
     MEMBER --MoreRequest--> MORE_DUE --More--> MEMBER              (likewise Pages and Paged)
+    NEW --Outside--> CLOSED
     NEW --Observe--> OBSERVER --StatusRequest--> STATUS_DUE --Status--> OBSERVER      (likewise for Report, and Change)
 
 The broker may end any state by ``Refused`` or ``ErrorReply``. A message that the table does not
@@ -161,7 +162,7 @@ class State(enum.Enum):
 
 
 _BY_CLIENT: dict[State, dict[type[Any], State]] = {
-    State.NEW: {m.Hello: State.JOINING, m.Observe: State.OBSERVER},
+    State.NEW: {m.Hello: State.JOINING, m.Outside: State.CLOSED, m.Observe: State.OBSERVER},
     State.MEMBER: {m.MoreRequest: State.MORE_DUE, m.Pages: State.PAGES_DUE, m.Goodbye: State.CLOSED},
     State.OBSERVER: {
         m.StatusRequest: State.STATUS_DUE,

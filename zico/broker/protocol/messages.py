@@ -61,6 +61,9 @@ MAX_SECONDS = 1e12
 MAX_RATE = 1e30
 """Above any word of the shared table, per nanosecond."""
 MAX_FACTOR = 1e12
+MAX_REASON_CHARS = 300
+MAX_OUTSIDERS = 16
+"""Processes outside the pool in one ``Report``, the latest that told."""
 MAX_REPORTED_JOBS = 64
 """Jobs in one ``Report``, the latest to join: as many as fit into ``MAX_FRAME_BYTES`` at their longest."""
 
@@ -70,6 +73,7 @@ _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=_NO_CONTROLS)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS, pattern=_NO_CONTROLS)]
 """What ``as_text`` returns."""
+Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS, pattern=_NO_CONTROLS)]
 RunId = Annotated[str, Meta(max_length=MAX_RUN_CHARS, pattern=r"^[0-9a-f]*\Z")]
 """What tells one ``zico run`` from all others; empty: none has started the job."""
 Version = Annotated[int, Meta(ge=0, le=MAX_VERSION)]
@@ -229,6 +233,21 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     """End the connection on purpose."""
 
 
+class Outside(msgspec.Struct, frozen=True, tag="outside"):
+    """Tell that a process shares no memory of a framework, and why; the connection ends here.
+
+    There is no version in it, since one of the reasons is that the peer has another one. It is sent
+    by ``zico.job.telling``.
+    """
+
+    name: Name
+    """Of the job that the process is one of."""
+    pid: Pid
+    framework: Name
+    reason: Reason
+    run: RunId = ""
+
+
 class Observe(msgspec.Struct, frozen=True, tag="observe"):
     """Begin to ask without being a member."""
 
@@ -385,6 +404,8 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     log_level: Name = DEFAULT_LOG_LEVEL
     parameters: Text = ""
     """What the policy was told, as ``KEY=VALUE,KEY=VALUE``; empty: nothing."""
+    launchers: tuple[Pid, ...] = ()
+    """Processes that have left the pool to those that they start."""
 
 
 class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -411,8 +432,10 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     pool: PoolReport
     jobs: tuple[JobReport, ...]
     jobs_left_out: Count
+    outside: tuple[Outside, ...] = ()
+    """The latest ``MAX_OUTSIDERS`` that told so."""
 
 
-ClientMessage = Hello | MoreRequest | Pages | Observe | StatusRequest | ReportRequest | Change | Goodbye
+ClientMessage = Hello | MoreRequest | Pages | Outside | Observe | StatusRequest | ReportRequest | Change | Goodbye
 BrokerMessage = Welcome | More | Paged | Refused | ErrorReply | Status | Report | Changed
 Message = ClientMessage | BrokerMessage
