@@ -333,12 +333,12 @@ def pool(
 class LightJob:
     """A forked job that does what it is told, line by line."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        """Wait for its first words: its process and its place."""
+    def __init__(self, connection: socket.socket, pid: int = 0) -> None:
+        """Wait for its first words: its process, which has the number ``pid`` here if any is given, and its place."""
         self._connection = connection
         self._unread = b""
         words = self.answer(PATIENCE_S).split()
-        self.pid, self.place = int(words[1]), int(words[2])
+        self.pid, self.place = pid or int(words[1]), int(words[2])
         self.pidfd = os.pidfd_open(self.pid)
 
     def tell(self, line: str) -> None:

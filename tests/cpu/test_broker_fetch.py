@@ -25,6 +25,7 @@ from zico.base.errors import BrokerError, RemoteProtocolError, ZicoError
 from zico.broker import transport
 from zico.broker.client import BrokerClient, Membership
 from zico.broker.devices import Device
+from zico.broker.notes import NOT_SEEN
 from zico.broker.pool_manager import PoolManager
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
@@ -171,10 +172,10 @@ def test_a_process_that_cannot_be_watched_gets_no_place_on_a_gpu() -> None:
         budget_bytes=4 * REGION_BYTES, region_bytes=REGION_BYTES, use_claims=False, self_admit=True
     ) as table:
         manager = PoolManager(table, [], policy_named("none"), device=CUDA)
-        with pytest.raises(BrokerError, match=r"process 7 cannot be watched from here.*cuda:0.*Linux 6.5"):
-            manager.join(HELLO, pid=7, pidfd=None)
+        with pytest.raises(BrokerError, match=r"process 1 cannot be watched from here.*cuda:0.*Linux 6.5"):
+            manager.join(HELLO, process=NOT_SEEN, pidfd=None)
         assert manager.members == ()
-        assert PoolManager(table, [], policy_named("none")).join(HELLO, pid=7, pidfd=None).pid == 7
+        assert PoolManager(table, [], policy_named("none")).join(HELLO, process=NOT_SEEN, pidfd=None).pid == 1
 
 
 def test_descriptors_are_for_members_only(path: Path) -> None:
@@ -201,6 +202,7 @@ def test_a_member_that_goes_in_the_middle_of_asking_leaves_nothing(path: Path, n
 
 _VICTIM = """
 import socket, sys
+from zico.broker.notes import NOT_SEEN
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import encode_frame
 connection = socket.socket(socket.AF_UNIX)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zico.broker.accounting import Ledger
+from zico.broker.notes import NOT_SEEN
 from zico.broker.operating_points import Savings
 from zico.broker.outside import OutsideFigures
 from zico.broker.pool_manager import (
@@ -44,6 +45,11 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 S = 1_000_000_000
 BEGAN_NS = 5 * S
+
+
+def hello(name: str) -> m.Hello:
+    """Return what a job of that name says first."""
+    return m.Hello(version=m.PROTOCOL_VERSION, name=name, pid=7, framework="torch")
 
 
 def empty_table() -> tuple[Any, Any]:
@@ -429,7 +435,9 @@ def test_a_wait_that_is_over_before_the_next_look_is_known_for_whom_it_was(tmp_p
     with PoolTable.create(budget_bytes=4 * MIB, region_bytes=MIB, use_claims=False, self_admit=False) as table:
         manager = PoolManager(table, [], policy_named("serial"), record_path=tmp_path / "record.npz")
         runs, waits = (
-            manager.join(m.Hello(version=m.PROTOCOL_VERSION, name=name, pid=7, framework="torch"), pid=7, pidfd=None)
+            manager.join(
+                m.Hello(version=m.PROTOCOL_VERSION, name=name, pid=7, framework="torch"), process=NOT_SEEN, pidfd=None
+            )
             for name in "ab"
         )
         now_ns = time.monotonic_ns()
@@ -448,7 +456,9 @@ def test_a_choice_on_trial_is_looked_at_though_nobody_asks(monkeypatch: pytest.M
     """The pool manager decides again soon as long as the trial is open, and no longer."""
     with PoolTable.create(budget_bytes=4 * MIB, region_bytes=MIB, use_claims=False, self_admit=False) as table:
         manager = PoolManager(table, [], policy_named("serial"))
-        manager.join(m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=7, framework="torch"), pid=7, pidfd=None)
+        manager.join(
+            m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=7, framework="torch"), process=NOT_SEEN, pidfd=None
+        )
         now_ns = time.monotonic_ns()
         for is_open in (True, False):
             monkeypatch.setattr(Trials, "is_open", is_open)
@@ -462,7 +472,9 @@ def test_looks_take_a_small_share_of_a_processor(look_ns: int, again_ns: int, mo
     spent = itertools.count(step=look_ns)
     with PoolTable.create(budget_bytes=4 * MIB, region_bytes=MIB, use_claims=False, self_admit=False) as table:
         manager = PoolManager(table, [], policy_named("serial"))
-        manager.join(m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=7, framework="torch"), pid=7, pidfd=None)
+        manager.join(
+            m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=7, framework="torch"), process=NOT_SEEN, pidfd=None
+        )
         now_ns = time.monotonic_ns()
         manager.act(now_ns)
         monkeypatch.setattr("zico.broker.pool_manager.time.thread_time_ns", lambda: next(spent))

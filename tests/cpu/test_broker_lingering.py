@@ -13,7 +13,7 @@ import pytest
 from fake_nvml import UUID, Library, Memory, Process
 
 from zico.base.units import GIB, MIB
-from zico.broker import lingering
+from zico.broker import lingering, notes
 from zico.broker.lingering import LOOK_NS, SAY_AFTER_NS, Contexts, Lingering
 from zico.pool.deaths import LINGER_NS
 from zico.pool.waiting import STUCK_BESIDE_RUNNING_NS
@@ -29,7 +29,7 @@ DEADLINE_S = 10.0
 
 def dead(*, is_open: bool = False) -> Any:  # noqa: ANN401 - as a member and a link, as far as they are asked
     """Return a job that died at ``DIED_NS``."""
-    member: Any = SimpleNamespace(pid=DEAD_PID, name="a")
+    member: Any = SimpleNamespace(pid=DEAD_PID, process=notes.Process(DEAD_PID, 1), name="a")
     link: Any = SimpleNamespace(is_open=is_open)
     return Lingering(member, link, DIED_NS)
 

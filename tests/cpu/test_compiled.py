@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from zico.base import compiled, libc
-from zico.broker.notes import started_at
+from zico.base.processes import started_at
 from zico.heap.layout import HEAP
 from zico.pool import waiting
 from zico.pool.table import make_mutex
@@ -25,6 +25,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEADLINE_S = 20.0
+HEADLESS = """
+import ctypes, os, sys, threading
+def rest():
+    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+        pass
+    os.write(1, b".")
+    os.read(0, 1)
+    os._exit(0)
+threading.Thread(target=rest).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+"""Ends its first thread; another writes a byte when it has ended, and ends the process when stdin does."""
 WAITED_FOR = 2
 """Of a mutex of a process: it is held, and somebody waits."""
 
@@ -36,9 +48,9 @@ def now_ns() -> int:
 
 
 @compiled.compiled
-def is_gone(pid: int) -> bool:
+def is_gone(pid: int, started: int) -> bool:
     """Ask for a process."""
-    return libc.process_is_gone(pid)
+    return libc.process_is_gone(pid, started)
 
 
 @compiled.compiled
@@ -188,15 +200,41 @@ def test_a_mutex_keeps_others_out() -> None:
     thread.join(DEADLINE_S)
 
 
-def test_a_process_is_gone_only_when_nobody_has_its_number() -> None:
-    """A living process is there, one that has ended and been waited for is gone."""
+def test_a_process_is_gone_when_it_has_ended_although_nobody_has_reaped_it() -> None:
+    """A living process is there; a zombie, a number that nobody has, and one of a later process are gone.
+
+    Python and compiled code judge alike.
+    """
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        assert not is_gone(child.pid)
+        began = started_at(child.pid)
+        assert began is not None
+        assert not is_gone(child.pid, began)
+        assert is_gone(child.pid, began - 1), "its number was an earlier process's"
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert is_gone(child.pid, began)
+        assert started_at(child.pid) is None
     finally:
-        child.communicate(b"\n", timeout=DEADLINE_S)
-    assert is_gone(child.pid)
-    assert not is_gone(os.getpid())
+        child.communicate(timeout=DEADLINE_S)
+    assert is_gone(child.pid, began)
+    assert started_at(child.pid) is None
+
+
+def test_a_process_lives_whose_first_thread_has_ended() -> None:
+    """The kernel calls it a zombie, but its other threads run on, and may use what is the process's."""
+    with subprocess.Popen([sys.executable, "-c", HEADLESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout.read(1) == b"."
+        began = started_at(child.pid)
+        assert state(child.pid)[:2] == (ord("Z"), 2)
+        assert began is not None
+        assert not is_gone(child.pid, began)
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert is_gone(child.pid, began)
+        assert started_at(child.pid) is None
 
 
 def test_a_state_is_what_the_kernel_says_of_a_process_and_a_thread() -> None:

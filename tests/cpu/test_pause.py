@@ -106,7 +106,7 @@ def test_a_paused_job_goes_on_without_a_broker(pool: PoolTable) -> None:
         pool.pause(job_of(a), move=False)
         assert not end(a)
         assert not waiting.await_admission(a.member[0])
-        pool.header["broker_pid"] = 1 << 22  # above any process's number
+        pool.resign()
         assert waiting.await_admission(a.member[0])
         assert pool.jobs[job_of(a)]["state"] == JobState.RUNNING
 

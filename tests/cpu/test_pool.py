@@ -24,7 +24,7 @@ from members import (
 
 from zico.base.errors import BrokerError
 from zico.pool import mutex, regions, waiting
-from zico.pool.layout import MAX_JOBS, NOBODY, JobState
+from zico.pool.layout import JOB, MAX_JOBS, NOBODY, JobState, jobs_offset
 from zico.pool.regions import GONE, GRANTED, NEVER, WAIT
 
 if TYPE_CHECKING:
@@ -252,6 +252,11 @@ def test_a_dead_jobs_unsent_notice_does_not_silence_the_others(pool: PoolTable) 
         pool.reap(job_of(dead))
         release(other, [r])
         assert os.read(pool.notify_fd, 64)
+
+
+def test_two_jobs_never_write_to_the_same_cache_line() -> None:
+    """A job's record takes whole lines of 64 bytes, and the first one begins with a line."""
+    assert JOB.itemsize % 64 == jobs_offset(7) % 64 == 0
 
 
 def test_job_63_can_be_waited_for() -> None:

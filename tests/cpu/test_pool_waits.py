@@ -77,7 +77,7 @@ def test_without_a_broker_jobs_admit_themselves_and_bury_the_dead(pool: PoolTabl
     with joined(pool, 2) as (member, dead):
         grab(dead, 7)
         pool.jobs[job_of(dead)]["pid"] = gone
-        pool.header["broker_pid"] = gone
+        pool.resign()
         assert not waiting.finish_iteration(member.member[0], 0)
         waiting.await_admission(member.member[0])
         assert pool.jobs[job_of(member)]["state"] == JobState.RUNNING

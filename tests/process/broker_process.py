@@ -17,7 +17,7 @@ import pytest
 from zico.broker.client import BrokerClient, Membership
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from zico.broker.protocol import messages as m
 
@@ -36,8 +36,8 @@ PATIENCE_S = 300
 class Broker:
     """A broker process on a socket of its own."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
-        """Start it; ``wait_ready`` says when it listens."""
+    def __init__(self, directory: Path, *options: str, under: Sequence[str] = ()) -> None:
+        """Start it, by a command if one is given; ``wait_ready`` says when it listens."""
         self.socket = directory / "zico" / "s"
         self.record = directory / "record.npz"
         self.process = start_python(
@@ -48,6 +48,7 @@ class Broker:
             "--record", str(self.record),
             "--no-warm",
             *options,
+            under=under,
         )  # fmt: skip
         self.client = BrokerClient(self.socket, deadline_s=20)
 
@@ -74,10 +75,10 @@ class Broker:
         return self.process.returncode, errors
 
 
-def start_python(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+def start_python(*arguments: str, under: Sequence[str] = (), **variables: str) -> subprocess.Popen[str]:
     """Start Python, its three streams piped, with these variables in its environment."""
     return subprocess.Popen(
-        [sys.executable, *arguments],
+        [*under, sys.executable, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -13,7 +13,8 @@ import pytest
 from broker_process import Broker, job, read_line, tell
 from harness import ANSWER_S, LightJob, Nursery, Pool, pool, until
 
-from zico.broker.notes import note_path, started_at
+from zico.base.processes import started_at
+from zico.broker.notes import note_path
 from zico.launch.broker import JoinedBroker
 from zico.pool.layout import JobState
 from zico.report.files import jobs_of
@@ -53,7 +54,6 @@ def test_brokers_killed_at_random_instants_leave_pool_and_jobs_to_the_next(
             joins = LightJob(begun) if has_joined(begun) else None
             owned.callback(begun.close if joins is None else joins.close)
             made = owned.enter_context(Pool(tmp_path, "--policy", policy, regions=7, region_bytes=made.region_bytes))
-            assert made.header["broker_pid"] == made.pid, "jobs rely on the one that is there"
             expected = {"a": a.place, "b": b.place}
             expected |= {} if number % 2 else {f"dies{number}": dies.place}
             expected |= {f"joins{number}": joins.place} if joins else {}

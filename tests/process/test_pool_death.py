@@ -14,6 +14,7 @@ import pytest
 from members import acquire, check_counters, free_list, grab, job_of, join, make_pool, owners
 from pool_victims import OPERATIONS
 
+from zico.base.processes import started_at
 from zico.pool import waiting
 from zico.pool.layout import NOBODY, JobState
 from zico.pool.regions import GRANTED
@@ -79,7 +80,7 @@ def victim(pool: PoolTable, what: str) -> Iterator[subprocess.Popen[str]]:
         pass_fds=copies,
         text=True,
     )
-    pool.jobs[job]["pid"] = process.pid
+    pool.jobs[job]["pid"], pool.jobs[job]["started"] = process.pid, started_at(process.pid)
     with process:
         try:
             for fd in copies:
@@ -155,7 +156,7 @@ def test_jobs_go_on_when_the_broker_dies_inside(pool: PoolTable) -> None:
     """Invariants 5 and 7: with the broker killed in the mutex a job starts by itself and reaps the dead."""
     with join(pool) as member, victim(pool, "inside") as broker:
         pool.header["alone_job"] = NOBODY
-        pool.header["broker_pid"] = broker.pid
+        pool.resign()
         _kill(broker)
         assert not waiting.finish_iteration(member.member[0], 0)
         _in_time(lambda: waiting.await_admission(member.member[0]))

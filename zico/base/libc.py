@@ -1,4 +1,4 @@
-"""Calls of the C library and the kernel from compiled code: clocks, mutexes, futexes, signals, ``/proc``.
+"""Calls of the C library and the kernel from compiled code: clocks, mutexes, futexes, signals, locks, ``/proc``.
 
 Known limitations:
     * Linux on x86-64 and aarch64 only (system call numbers, size of ``pthread_mutex_t``).
@@ -7,6 +7,7 @@ Known limitations:
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
 import time
@@ -32,6 +33,8 @@ from zico.base.compiled import (
 
 SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 SYS_NANOSLEEP = {"x86_64": 35, "aarch64": 101}.get(platform.machine(), -1)
+_SYS_FCNTL = {"x86_64": 72, "aarch64": 25}.get(platform.machine(), -1)
+_FLOCK_BYTES = 32
 FUTEX_WAIT = 0
 FUTEX_WAKE = 1
 FUTEX_PRIVATE = 128
@@ -119,6 +122,7 @@ def _stack(length: int) -> Any:  # noqa: ANN401 - a Numba intrinsic
 
 _timespec_room = _stack(16)
 _stat_room = _stack(_STAT_BYTES)
+_flock_room = _stack(_FLOCK_BYTES)
 _try_lock = types.ExternalFunction("pthread_mutex_trylock", types.int32(types.int64))
 _unlock = types.ExternalFunction("pthread_mutex_unlock", types.int32(types.int64))
 _consistent = types.ExternalFunction("pthread_mutex_consistent", types.int32(types.int64))
@@ -258,6 +262,7 @@ STOPPED = ord("T")
 """By job control: SIGSTOP, SIGTSTP."""
 TRACED = ord("t")
 """By a debugger."""
+_ZOMBIE, _DEAD, _OLD_DEAD = ord("Z"), ord("X"), ord("x")
 
 
 @compiled
@@ -306,10 +311,19 @@ def _numbers_behind(text: Any, begin: int, length: int) -> tuple[int, int, int]:
     return CANNOT_TELL, 0, 0
 
 
-@inlined
-def process_is_gone(pid: int) -> bool:
-    """Tell whether no process has this number any more (a zombie still counts as there)."""
-    return _kill(pid, 0) != 0
+@compiled
+def process_is_gone(pid: int, started: int) -> bool:
+    """Tell whether a process has ended, by its number and its start as ``state_of`` tells it.
+
+    A process that nobody has reaped has ended, and one that has its number but another start is
+    not it. A process lives whose first thread has ended while others run.
+    """
+    keep_out_of_line()
+    letter, threads, since = state_of(pid)
+    if letter == CANNOT_TELL:
+        return False
+    has_ended = letter in (_ZOMBIE, _DEAD, _OLD_DEAD) and threads <= 1
+    return letter == NO_PROCESS or has_ended or since != started
 
 
 @inlined
@@ -336,6 +350,23 @@ def _write_stat_path(text: Any, thread: int) -> int:  # noqa: ANN401 - an array 
         text[length] = byte
         length += 1
     return length
+
+
+@compiled
+def file_is_locked(descriptor: int) -> bool:
+    """Tell whether another open file of the same file has a lock on its first byte; true where nobody can tell.
+
+    Source: F_OFD_GETLK and struct flock, fcntl(2).
+    """
+    keep_out_of_line()
+    address = _flock_room()
+    fields = array_at(address, _FLOCK_BYTES // 8, np.int64)
+    fields[:] = 0
+    kind = array_at(address, 1, np.int16)
+    kind[0] = fcntl.F_WRLCK
+    fields[2] = 1  # bytes, from the first one on
+    failed = _syscall(_SYS_FCNTL, descriptor, fcntl.F_OFD_GETLK, address, 0, 0, 0) != 0
+    return bool(failed or kind[0] != fcntl.F_UNLCK)
 
 
 @inlined

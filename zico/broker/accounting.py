@@ -41,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zico.broker.members import Marks, Member
-from zico.broker.notes import Process, started_at
+from zico.broker.notes import NOT_SEEN, Process
 from zico.broker.outside import OutsideFigures
 from zico.broker.protocol.messages import (
     DEFAULT_SHARE,
@@ -223,12 +223,14 @@ class Ledger:
         name: str,
         framework: str,
         pidfd: int | None,
+        process: Process = NOT_SEEN,
         share: Share = DEFAULT_SHARE,
         run: str = "",
         record: Record | None = None,
     ) -> Member:
         """Add the job that has got the place ``job``, and own its ``pidfd`` with it.
 
+        ``pid`` is what people call its process, which may be the number in another pid namespace.
         ``record`` is the job's record in the table where it had joined before the ledger began.
         """
         member = Member(
@@ -238,7 +240,7 @@ class Ledger:
             name=name,
             framework=framework,
             pidfd=pidfd,
-            process=Process(pid, started_at(pid) or 0) if pidfd is not None else Process(0, 0),
+            process=process,
             record=np.zeros((), JOB) if record is None else record,
             share=share,
             run=run,

@@ -30,7 +30,7 @@ import msgspec
 from zico import __version__
 from zico.base.errors import BrokerError
 from zico.base.settings import HOST, kind_of
-from zico.broker.notes import Identity, NamedJob, Process, note_path, read_head, started_at
+from zico.broker.notes import Identity, NamedJob, Process, note_path, read_head
 from zico.broker.protocol.messages import PROTOCOL_VERSION, Share
 from zico.pool.layout import VERSION
 from zico.pool.table import PoolTable
@@ -120,7 +120,7 @@ class NoteKeeper:
         """Write nothing yet."""
         self._path = note_path(socket)
         self._base = Note(
-            broker=Process(os.getpid(), started_at(os.getpid()) or 0),
+            broker=Process.of(os.getpid()),
             device=device,
             policy=policy,
             table=Identity.of(table.table_fd),

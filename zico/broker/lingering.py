@@ -154,8 +154,8 @@ class Contexts:
         """Return what still holds a dead job's context, as a part of a sentence; empty if nothing is seen to."""
         if dead.link.is_open:
             return "a process that it has forked has its files open"
-        if self._mps is not None and self._mps.may_have(dead.member.pid, dead.died_ns, now_ns):
+        if self._mps is not None and self._mps.may_have(dead.member.process.pid, dead.died_ns, now_ns):
             return "the MPS server has it among its clients, or does not tell"
         if now_ns - dead.asked_ns >= LOOK_NS:
-            dead.asked_ns, dead.listed = now_ns, is_listed(self._identity, dead.member.pid)
+            dead.asked_ns, dead.listed = now_ns, is_listed(self._identity, dead.member.process.pid)
         return "the driver lists its process" if dead.listed else ""

@@ -30,11 +30,13 @@ class Member:
     job: int
     """Its place in the table, another's after it has gone."""
     pid: int
+    """What people call its process: a number in its own pid namespace where the broker sees none."""
     name: str
     framework: str
     pidfd: int | None
     """Readable when its process is dead; ``None``: only its connection tells."""
     process: Process
+    """As the broker sees it. Its connection and its pidfd are what it is known by."""
     record: Any
     share: Share
     run: str = ""
@@ -125,7 +127,7 @@ _log = logging.getLogger(__name__)
 class Paging:
     """Serve one member's faults. Owns what came with it; ``end`` or ``let_go`` once."""
 
-    def __init__(self, descriptors: Sequence[int], member: Any, wait_limit_s: float) -> None:  # noqa: ANN401 - a MEMBER record
+    def __init__(self, descriptors: Sequence[int], member: Any, wait_limit_s: float, *, pid: int) -> None:  # noqa: ANN401 - a MEMBER record
         """Take over the descriptors and begin.
 
         Raises:
@@ -135,7 +137,7 @@ class Paging:
         """
         from zico.offload.pager import Pager
 
-        self._pager = Pager(descriptors, member, wait_limit_s)
+        self._pager = Pager(descriptors, member, wait_limit_s, pid=pid)
         try:
             self._memory_fd = os.dup(self._pager.memory_fd)
         except OSError:

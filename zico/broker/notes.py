@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-_START_FIELD = 19  # starttime in /proc/PID/stat, counted behind the name (proc_pid_stat(5))
+from zico.base.processes import started_at
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
@@ -32,9 +35,14 @@ class Process(msgspec.Struct, frozen=True):
     """One process of this machine, by its number and its start."""
 
     pid: int
-    """0: the broker cannot see it."""
+    """In the broker's pid namespace, 0: it has none there."""
     started: int
     """In clock ticks after the machine's start."""
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """Return the living process of that number; one that has ended has no start, and is nobody."""
+        return cls(pid, started_at(pid) or 0)
 
     @property
     def is_alive(self) -> bool:
@@ -77,13 +85,8 @@ class Process(msgspec.Struct, frozen=True):
         return None
 
 
-def started_at(pid: int) -> int | None:
-    """Return when a process started, in clock ticks after the machine's start; ``None`` if it is dead."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return None if state in "ZX" else int(fields[_START_FIELD - 1])
+NOT_SEEN = Process(0, 0)
+"""A process of another pid namespace that has no number in the broker's."""
 
 
 class Head(msgspec.Struct):

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from zico.broker.devices import Device
     from zico.broker.handover import Note, NoteKeeper
     from zico.broker.members import Member
+    from zico.broker.notes import Process
     from zico.broker.outside import Outside
     from zico.broker.protocol.messages import Change, Share
     from zico.pool.table import PoolTable
@@ -340,8 +341,8 @@ class PoolManager:
 
     # -- members -----------------------------------------------------------------------------------
 
-    def join(self, hello: m.Hello, *, pid: int, pidfd: int | None) -> Member:
-        """Give a job a place; ``pidfd`` stays the caller's.
+    def join(self, hello: m.Hello, *, process: Process, pidfd: int | None) -> Member:
+        """Give a job a place; ``process`` is as seen from here, and ``pidfd`` stays the caller's.
 
         Raises:
             BrokerError: All places are taken, or the process cannot be watched although the device
@@ -349,10 +350,11 @@ class PoolManager:
         """
         if pidfd is None and self._device.kind != HOST:
             raise BrokerError(
-                f"process {pid} cannot be watched from here, and what it has queued on {self._device.name} ends only "
-                "with it: start it in the broker's pid namespace, or use Linux 6.5 or later"
+                f"process {hello.pid} cannot be watched from here, and what it has queued on {self._device.name} ends "
+                "only with it: start it in the broker's pid namespace, or use Linux 6.5 or later"
             )
-        job = self._table.join(pid, hello.name)
+        pid = process.pid or hello.pid
+        job = self._table.join(process.pid, hello.name)
         record = self._table.jobs[job]
         record["save"] = MODES.index(served_on(self._device.kind, hello.save, hello.framework))
         record["auto"] = hello.save == "auto" and hello.limit_bytes == 0
@@ -365,6 +367,7 @@ class PoolManager:
             name=hello.name,
             framework=hello.framework,
             pidfd=pidfd,
+            process=process,
             share=hello.share,
             run=hello.run,
         )
@@ -397,6 +400,7 @@ class PoolManager:
                 name=entry.name,
                 framework=entry.framework,
                 pidfd=pidfd,
+                process=entry.process,
                 share=entry.share,
                 run=entry.run,
                 record=jobs[job],
@@ -464,16 +468,20 @@ class PoolManager:
         """
         from zico.broker.members import Paging
 
-        if member.paging is not None:
+        if member.paging is not None or not member.process.pid:
             close_descriptors(descriptors)
-            return "its pages are served already"
+            return "its pages are served already" if member.paging else "its process has no number here"
         try:
-            member.paging = Paging(descriptors, self._table.member_of(member.job), wait_limit_s)
+            member.paging = Paging(descriptors, self._table.member_of(member.job), wait_limit_s, pid=member.process.pid)
         except (ZicoError, OSError) as error:
             _log.warning("the pages of job %d (%s) are not served here: %s", member.job, member.name, error)
             return str(error)
         _log.info("the pages of job %d (%s) are served here", member.job, member.name)
         return ""
+
+    def resign(self) -> None:
+        """Decide nothing more: jobs go on by themselves, also while the record is written."""
+        self._table.resign()
 
     def let_go(self) -> None:
         """Leave every paged member to itself: the broker ends."""
@@ -549,7 +557,7 @@ class PoolManager:
         header, jobs = self._table.snapshot()
         self._ledger.observe(header, jobs, self._physical_bytes(), now_ns)
         if self._outside is not None:
-            self._ledger.observe_outside(self._outside.look({member.pid for member in self.members}, now_ns))
+            self._ledger.observe_outside(self._outside.look({member.process.pid for member in self.members}, now_ns))
         self._table.settle()
         self._look_ns = now_ns + max(SAMPLE_NS, round((time.thread_time_ns() - began_ns) / LOOK_SHARE))
         return header, jobs

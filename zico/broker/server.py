@@ -35,6 +35,7 @@ from zico.base.errors import BrokerError, LocalProtocolError, RemoteProtocolErro
 from zico.broker import transport
 from zico.broker.lingering import Lingering
 from zico.broker.link import PATIENCE_NS, Link
+from zico.broker.notes import NOT_SEEN, Process
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import State
 from zico.broker.transport import SPARE_FDS
@@ -330,21 +331,23 @@ class Server:
 
     def _admit_member(self, link: Link, hello: m.Hello) -> Member:
         """Give the peer a place and watch its process."""
-        self._end_predecessor(link.peer.pid)
         with contextlib.ExitStack() as undo:
             pidfd = transport.peer_pidfd(link.socket)
             if pidfd is not None:
                 undo.callback(os.close, pidfd)
-            member = self._manager.join(hello, pid=link.peer.pid or hello.pid, pidfd=pidfd)
+            is_seen = link.peer.pid > 0 and pidfd is not None
+            process = Process.of(link.peer.pid) if is_seen else NOT_SEEN
+            self._end_predecessor(process)
+            member = self._manager.join(hello, process=process, pidfd=pidfd)
             undo.pop_all()
         if pidfd is not None:
             self._watch(pidfd, functools.partial(self._on_death, link, member))
         return member
 
-    def _end_predecessor(self, pid: int) -> None:
+    def _end_predecessor(self, process: Process) -> None:
         """Take back what a process held before it replaced its program (``exec``), which unmapped all of it."""
         for member in self._manager.members:
-            if pid and member.pid == pid and (member.leaving or self._has_let_go(member)):
+            if process.started and member.process == process and (member.leaving or self._has_let_go(member)):
                 self._unwatch_process(member)
                 self._manager.reap(member)
 
@@ -406,7 +409,8 @@ class Server:
     # -- the end -----------------------------------------------------------------------------------
 
     def _close(self) -> None:
-        """Write the record and let go of every connection and process."""
+        """Let the jobs see to themselves, write the record, and let go of every connection and process."""
+        self._manager.resign()
         self._manager.write_record(time.monotonic_ns())
         for link in self._links:
             link.close()

@@ -204,6 +204,7 @@ class PagerRecord(Record):
     gave_up: I8  # blocks ever that nobody can have back
     message_address: I8  # what is said when data is lost
     message_bytes: I8
+    pid: I8  # whose pages they are, by the number that it has in the pager's pid namespace
     write: I8
     kill: I8
 

@@ -142,7 +142,14 @@ class PagedMemory:
 class Pager:
     """One process's way to a paged job. Owns what came with it; close it when no thread is in ``run`` any more."""
 
-    def __init__(self, descriptors: Sequence[int], member: Any, wait_limit_s: float = 600.0) -> None:  # noqa: ANN401 - a MEMBER record
+    def __init__(
+        self,
+        descriptors: Sequence[int],
+        member: Any,  # noqa: ANN401 - a MEMBER record
+        wait_limit_s: float = 600.0,
+        *,
+        pid: int | None = None,
+    ) -> None:
         """Take over the descriptors that ``PagedMemory.export`` gave, also when this fails.
 
         Args:
@@ -150,6 +157,7 @@ class Pager:
             member: A MEMBER record of this process whose ``job`` is the paged one, in an array of
                 one.
             wait_limit_s: How long a fault waits for room.
+            pid: Of the job as this process sees it, ``None``: this process.
 
         Raises:
             ConfigError: They are none of a paged job, or of another version of Zico.
@@ -168,6 +176,7 @@ class Pager:
             self._user = np.zeros(1, USERFAULT)
             fill_userfault(self._user[0], own[0])
             self._join(undo, *own[1:])
+            self.record["pid"] = os.getpid() if pid is None else pid
             self.record["starving_limit_ns"] = int(wait_limit_s * 1e9)
             self._undo = undo.pop_all()
 

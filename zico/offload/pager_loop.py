@@ -270,8 +270,7 @@ def give_up(pager: PagerRecord, block: int) -> None:
     if userfault.poison(user_of(pager), start, size_bytes) == 0:
         wake(pager, block)
     else:
-        pool = record_at(pager.member_address, MEMBER)
-        call(pager.kill, (job_at(pool, pool.job).pid, _SIGBUS))
+        call(pager.kill, (pager.pid, _SIGBUS))
 
 
 # -- what the heap tells ---------------------------------------------------------------------------

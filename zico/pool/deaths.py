@@ -17,9 +17,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
-from zico.base.libc import monotonic_ns, process_is_gone
+from zico.base.libc import monotonic_ns
 from zico.pool.fences import overtake
 from zico.pool.layout import EMPTY, LEAVING, MEMBER, NOBODY, header_of, job_at, regions_of, waits_at_boundary
+from zico.pool.living import job_is_gone
 from zico.pool.mutex import append, forget, lock, unlock
 from zico.pool.regions import note_change, tell
 
@@ -57,7 +58,7 @@ def _reap_if_gone(pool: Member, job: int) -> None:
     """Reap a job unless somebody else has: a new broker may have given its place to another process by now."""
     keep_out_of_line()
     lock(pool)
-    if process_is_gone(job_at(pool, job).pid):
+    if job_is_gone(pool, job):
         _reap(pool, job)
     wake, notify = note_change(header_of(pool))
     unlock(pool)
@@ -141,7 +142,7 @@ def reap_dead(pool: Member) -> None:
     keep_out_of_line()
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        if j == pool.job or job.state == EMPTY or not process_is_gone(job.pid):
+        if j == pool.job or job.state == EMPTY or not job_is_gone(pool, j):
             continue
         if header_of(pool).on_timeline == 0 or (job.died_ns != 0 and monotonic_ns() - job.died_ns >= LINGER_NS):
             _reap_if_gone(pool, j)

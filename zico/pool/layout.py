@@ -120,13 +120,14 @@ class Header(Record):
     waiters: I4  # threads that wait in an allocation
     notified: I4  # 1: the broker's pipe has been written and not yet read
     boundary_waiters: I4  # jobs in BOUNDARY, but for paused ones: the broker looks at them when memory comes back
-    broker_pid: I4
+    mixed: I4  # 1: some member is in another pid namespace than the broker, so numbers of threads are ambiguous
     places: I4  # job records in use so far; those behind are empty
     on_timeline: I4  # 1: a region may be granted before its fence has passed, the new owner's stream waits
     crowded: I4  # 1: what jobs keep between iterations leaves some job no room for one; then they lend it
     isolate: I4  # 1: jobs unmap what they give back, and scrub what another has used
     grouped: I4  # 1: some job has been in a group (zico.pool.groups)
     grouped_padding: I4
+    pid_namespace: I8  # the broker's, of which the numbers of processes are (zico.pool.living)
     alone_since_ns: I8  # when alone_job last grew (CLOCK_MONOTONIC)
     recoveries: I8  # times the mutex's owner had died
     stalls: I8  # times no job could go on and one had to use the next tier
@@ -168,7 +169,7 @@ class Job(Record):
     current: Curve  # the iteration in flight
     name: Annotated[bytes, f"S{NAME_BYTES}"]
     state: I4  # JobState
-    pid: I4
+    pid: I4  # in the broker's pid namespace, 0: not seen there
     profiled: I4  # 1: profile and claims are known
     atypical: I4  # iterations in a row that the profile does not describe
     phase: I4  # the one whose profile this is (zico.trace.phases)
@@ -227,7 +228,8 @@ class Job(Record):
     gate_ns: I8  # until then a rank stays at its boundary unless its gate is opened, 0: it has none (zico.pool.groups)
     planner: Annotated[bytes, f"S{PLANNER_BYTES}"]  # whose choice the job follows now, empty: nobody has planned
     planner_note: Annotated[bytes, f"S{PLANNER_NOTE_BYTES}"]  # why it is not the one asked for, or plans for more
-    padding: Annotated[Numbers, "u1", (8,)]  # to whole cache lines, so that two jobs never write to the same one
+    started: I8  # the process, in clock ticks after the machine's start
+    padding: Annotated[Numbers, "u1", (24,)]  # to whole cache lines, so that two jobs never write to the same one
 
 
 JOB = dtype_of(Job)
@@ -246,6 +248,8 @@ class Member(Record):
     behind_address: I8  # of zico.pool.behind.take_behind, where regions are granted behind fences
     job: I8  # this process's job, NOBODY in the broker
     notify_fd: I8  # pipe that wakes the broker
+    table_fd: I8
+    pid_namespace: I8  # of this process
     slice: Annotated[Numbers, "i8", (2,)]  # timespec: the longest sleep before a wait looks around again
     slice_address: I8
     poll: Annotated[Numbers, "i8", (2,)]  # timespec: the same where a wait may end by what the device does

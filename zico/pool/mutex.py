@@ -55,7 +55,8 @@ def _lock_after(pool: Member, code: int) -> None:
         code = mutex_lock_within(pool.mutex_address, INSIDE_FOR_LONG_NS)
         if code == ETIMEDOUT:
             owner = mutex_owner(pool.mutex_address)
-            if owner != 0 and thread_is_stopped(owner) and send_signal(owner, _CONTINUE):
+            means_one = owner != 0 and header_of(pool).mixed == 0
+            if means_one and thread_is_stopped(owner) and send_signal(owner, _CONTINUE):
                 continued = owner
     if continued != 0:
         send_signal(continued, _STOP)  # while we are inside, so it is not

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from zico.base.errors import BrokerError, ConfigError
+from zico.base.processes import pid_namespace, started_at
 from zico.base.units import format_bytes
 from zico.device.api import close_descriptors
 from zico.device.host import HostDriver
 from zico.pool import deaths, layout, mutex, waiting
 from zico.pool import regions as budgets
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NOBODY, REGION, JobState, Paused
+from zico.pool.living import hold_life
 from zico.trace.phases import PHASES
 from zico.trace.profile import CURVE
 
@@ -82,6 +84,7 @@ class PoolTable:
         self.memory: Owned
         self.notify_fd = notify_fd
         self._table = table
+        self._life = contextlib.ExitStack()
         self._owned = owned
         host = _host_driver(driver)
         self.window = owned.enter_context(host.reserve(table.size_bytes))
@@ -102,6 +105,8 @@ class PoolTable:
         member["address"] = self.member.ctypes.data
         member["profiles_address"] = self._profiles.ctypes.data
         member["notify_fd"] = self.notify_fd
+        member["table_fd"] = self.table_fd
+        member["pid_namespace"] = pid_namespace()
         member["slice"] = (0, SLICE_NS)
         member["poll"] = (0, POLL_NS)
         member["one"] = 1
@@ -181,7 +186,7 @@ class PoolTable:
         header["use_claims"] = use_claims
         header["self_admit"] = self_admit
         header["alone_job"] = NOBODY
-        header["broker_pid"] = os.getpid()
+        self.become_broker()
         self._notice_size()
         everything = np.arange(n_regions)
         self.regions["owner"] = NOBODY
@@ -193,6 +198,16 @@ class PoolTable:
         header["free_tail"] = n_regions - 1
         make_mutex(int(self.member[0]["mutex_address"]))
         header["magic"] = layout.MAGIC
+
+    def become_broker(self) -> None:
+        """Be who the jobs rely on, until ``resign``, ``close`` or the end of this process."""
+        self._owned.push(self._life)
+        self._life.callback(os.close, hold_life(self.table_fd))
+        self.header["pid_namespace"] = self.member[0]["pid_namespace"]
+
+    def resign(self) -> None:
+        """Be the pool's broker no longer: from now on its jobs see to themselves. A second time does nothing."""
+        self._life.close()
 
     @classmethod
     def join_pool(
@@ -226,6 +241,8 @@ class PoolTable:
                     "start broker and jobs with the same installation"
                 )
                 raise BrokerError(message)
+            if pool.header["pid_namespace"] != pool.member[0]["pid_namespace"]:
+                pool.header["mixed"] = 1
             pool._notice_size()
             size_bytes = int(pool.header["n_regions"]) * pool.region_bytes
             pool.memory = undo.enter_context(driver.import_pieces(pieces, size_bytes, pool.region_bytes))
@@ -244,8 +261,11 @@ class PoolTable:
             BrokerError: The table has another version.
             DriverError: What came is no memory of such a pool.
         """
-        pool = cls.join_pool(memory_fd, table_fd, notify_fd, NOBODY)
-        pool.header["broker_pid"] = os.getpid()
+        with contextlib.ExitStack() as undo:
+            pool = cls.join_pool(memory_fd, table_fd, notify_fd, NOBODY)
+            undo.push(pool)
+            pool.become_broker()
+            undo.pop_all()
         return pool
 
     def register_counters(self) -> int:
@@ -272,7 +292,7 @@ class PoolTable:
         return int(self.header["region_bytes"])
 
     def join(self, pid: int, name: str) -> int:
-        """Give a new job a place.
+        """Give a new job a place; its process is 0 where it has no number here.
 
         Raises:
             BrokerError: All places are taken.
@@ -282,6 +302,7 @@ class PoolTable:
                 fresh = np.zeros(1, JOB)
                 fresh["name"] = name.encode()[: layout.NAME_BYTES]
                 fresh["pid"] = pid
+                fresh["started"] = started_at(pid) or 0
                 fresh["started_ns"] = time.monotonic_ns()
                 fresh["current"]["n_bins"] = 1
                 fresh["promised"] = self.header["budget_regions"]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
-from zico.base.libc import futex_wait, futex_wake_all, monotonic_ns, process_is_gone
+from zico.base.libc import futex_wait, futex_wake_all, monotonic_ns
 from zico.pool import groups, profiles
 from zico.pool.deaths import reap_dead
 from zico.pool.fences import at, counters_of, issued_of, pair_of
@@ -47,6 +47,7 @@ from zico.pool.layout import (
     within_limit,
     yields_at_boundary,
 )
+from zico.pool.living import broker_is_gone
 from zico.pool.mutex import lock, unlock
 from zico.pool.regions import (
     claim_of,
@@ -160,7 +161,7 @@ def sleep_until_change(pool: Member, sequence: int) -> None:
     """
     longest_address = pool.poll_address if header_of(pool).on_timeline == 1 else pool.slice_address
     futex_wait(pool.header_address + _SEQUENCE_OFFSET, sequence, longest_address)
-    if process_is_gone(header_of(pool).broker_pid):
+    if broker_is_gone(pool):
         reap_dead(pool)
 
 
@@ -523,7 +524,7 @@ def await_admission(pool: Member) -> bool:
             return False
         address = pool.jobs_address + pool.job * _JOB_BYTES + _ADMITS_OFFSET
         futex_wait(address, word, pool.slice_address)
-        if me.state == BOUNDARY and process_is_gone(header_of(pool).broker_pid):
+        if me.state == BOUNDARY and broker_is_gone(pool):
             reap_dead(pool)
             resume(pool, pool.job)  # nobody else could
             admit(pool, pool.job)
