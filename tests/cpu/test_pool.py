@@ -147,7 +147,7 @@ def test_a_place_is_clean_when_it_is_used_again(pool: PoolTable) -> None:
         record = pool.jobs[job_of(member)]
         assert record["state"] == JobState.RUNNING
         nonzero = {name for name in record.dtype.names if np.any(record[name] != np.zeros_like(record[name]))}
-        assert nonzero <= {"name", "state", "pid", "started_ns", "current", "promised"}
+        assert nonzero <= {"name", "state", "pid", "started", "started_ns", "current", "promised"}
         assert (int(pool.header["waiters"]), int(pool.header["boundary_waiters"])) == (0, 0)
 
 
