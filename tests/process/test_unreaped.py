@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from broker_process import N_REGIONS, Broker, job
-from harness import LIMIT_S, TRIES, LightJob, Nursery, Pool
+from harness import ANSWER_S, LIMIT_S, TRIES, LightJob, Nursery, Pool, until
+
+from zico.broker.notes import read_head
+from zico.broker.starting import start_broker
 
 if TYPE_CHECKING:
     import subprocess
@@ -57,3 +62,15 @@ def test_what_a_dead_job_held_comes_back_although_nobody_reaps_job_or_broker(
         assert not waits.has_answered(0.2)
         end(victim, signal.SIGKILL)
         assert waits.answer() == "1"
+
+
+def test_who_has_started_a_broker_reaps_it(tmp_path: Path) -> None:
+    """A process that goes on for long has no zombie of it."""
+    socket = tmp_path / "zico" / "s"
+    words = ["--socket", str(socket), "--budget", "16MiB", "--until", str(os.getpid())]
+    with tempfile.TemporaryFile() as said:
+        assert start_broker(words, said, print) is None
+    head = read_head(socket)
+    assert head is not None
+    os.kill(head.broker.pid, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{head.broker.pid}").exists(), ANSWER_S, "nobody has its number")

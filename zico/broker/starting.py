@@ -25,6 +25,8 @@ _LOOK_S = 0.01
 def start_broker(words: Sequence[str], said: IO[bytes], tell: Callable[[str], None]) -> list[str] | None:
     """Start ``zico broker`` in a session of its own, and wait until jobs can join it or it has ended.
 
+    A thread reaps it as soon as it ends, while this process lives.
+
     Args:
         words: What follows ``zico broker``.
         said: A file for what it writes on stderr, as long as it lives; at its beginning.
@@ -49,6 +51,7 @@ def start_broker(words: Sequence[str], said: IO[bytes], tell: Callable[[str], No
             _await_word(child, ready, tell)
         undo.pop_all()
     if child.poll() is None:
+        threading.Thread(target=child.wait, name="zico-broker-end", daemon=True).start()
         return None
     return lines_of(said) or ["it ended without a word"]
 
