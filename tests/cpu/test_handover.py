@@ -15,7 +15,7 @@ from members import make_pool
 
 from zico.base.errors import BrokerError
 from zico.broker.handover import Entry, Inherited, Note, NoteKeeper, take_over
-from zico.broker.notes import Identity, Process, note_path
+from zico.broker.notes import Identity, Process, note_path, read_head
 from zico.broker.pool_manager import PoolManager
 from zico.broker.protocol.messages import DEFAULT_SHARE
 from zico.broker.server import IDLE_NS, JOINING_NS, Server
@@ -108,6 +108,33 @@ def test_a_pool_that_cannot_be_taken_over_is_refused_by_the_names_of_its_jobs(
             take_over(tmp_path / "s")
         expected = f"the pool of {device} cannot be taken over from a (process {os.getpid()}): {why}"
         assert str(refused.value) == expected
+
+
+NOTE = b'{"schema_version":"zico.broker.v1","zico":"0","device":"host","broker":{"pid":%s,"started":%s}%s}'
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"\0" * 200,
+        b'{"schema_version":"\xff"}',
+        NOTE % (b"1", b"0", b',"jobs":' + b"[" * 100_000 + b"]" * 100_000),
+        NOTE % (b"1", b"0", b',"x":' + b"[" * 100_000 + b"]" * 100_000),
+        NOTE % (b"9" * 23, b"0", b""),
+        NOTE % (b"4194305", b"0", b""),
+        NOTE % (b"-1", b"0", b""),
+    ],
+    ids=["empty", "zeros", "not UTF-8", "deep jobs", "deep", "huge", "no process has it", "negative"],
+)
+def test_a_damaged_note_is_no_note(tmp_path: Path, damaged: bytes) -> None:
+    """Whatever a crash or a hand has left there, the next broker begins anew."""
+    path = tmp_path / "s"
+    note_path(path).write_bytes(NOTE % (b"4194304", b"0", b""))
+    assert read_head(path) is not None
+    note_path(path).write_bytes(damaged)
+    assert read_head(path) is None
+    assert take_over(path) is None
 
 
 def test_jobs_of_a_run_get_names_that_nobody_has_in_the_daemons_pool() -> None:

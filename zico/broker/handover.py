@@ -30,7 +30,7 @@ import msgspec
 from zico import __version__
 from zico.base.errors import BrokerError
 from zico.base.settings import HOST, kind_of
-from zico.broker.notes import Identity, NamedJob, Process, note_path, read_head
+from zico.broker.notes import Identity, NamedJob, Process, note_path, read, read_head
 from zico.broker.protocol.messages import PROTOCOL_VERSION, Share
 from zico.pool.layout import VERSION
 from zico.pool.table import PoolTable
@@ -96,10 +96,9 @@ def read_note(socket: Path) -> Note | None:
     head = read_head(socket)
     if head is None:
         return None
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        note = msgspec.json.decode(note_path(socket).read_bytes(), type=Note)
-        if note.is_ours:
-            return note
+    note = read(socket, Note)
+    if note is not None and note.is_ours:
+        return note
     if head.broker.is_alive:
         raise BrokerError(
             f"the broker of {head.device} (process {head.broker.pid}) is of another Zico ({head.zico}, this is "

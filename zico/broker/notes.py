@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
@@ -16,6 +16,10 @@ from zico.base.processes import started_at
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+Kind = TypeVar("Kind")
+MOST_PID = 1 << 22
+"""The kernel gives no process a higher number (PID_MAX_LIMIT)."""
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
@@ -34,9 +38,9 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
 class Process(msgspec.Struct, frozen=True):
     """One process of this machine, by its number and its start."""
 
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=0, le=MOST_PID)]
     """In the broker's pid namespace, 0: it has none there."""
-    started: int
+    started: Annotated[int, msgspec.Meta(ge=0)]
     """In clock ticks after the machine's start."""
 
     @classmethod
@@ -122,7 +126,12 @@ def note_path(socket: Path) -> Path:
 
 def read_head(socket: Path) -> Head | None:
     """Return what the note at a socket says of any version's broker; ``None`` if there is none that can be read."""
+    return read(socket, Head)
+
+
+def read(socket: Path, kind: type[Kind]) -> Kind | None:
+    """Return what the note at a socket says, as far as a type has it; ``None`` if there is none that can be read."""
     try:
-        return msgspec.json.decode(note_path(socket).read_bytes(), type=Head)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(note_path(socket).read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # a crash may leave anything
         return None
