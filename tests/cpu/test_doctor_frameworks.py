@@ -48,12 +48,19 @@ def test_what_is_not_installed_is_neither_tried_nor_described() -> None:
     """A row, or a trial, needs the framework."""
     versions = {"torch": "2.13"}
     assert [framework.module for framework in to_try(versions, "cuda:0")] == ["torch"]
-    assert not [check for check in gpu_rows(versions) if check.name.split()[0] in GPU_ONLY]
+    assert not [check for check in gpu_rows(versions, "host") if check.name.split()[0] in GPU_ONLY]
 
 
 def test_numba_comes_with_zico_and_its_row_says_what_falls_back() -> None:
     """The row has the version, what is in the pool, what is outside the budget, what is refused, and who marks."""
-    (row,) = (check for check in gpu_rows(dict(installed_versions())) if check.name == "numba.cuda on a GPU")
-    assert row.passed
+    (row,) = (check for check in gpu_rows(dict(installed_versions()), "cuda:0") if check.name == "numba.cuda on a GPU")
+    assert row.passed is None
     says = r"\d+\.\d+.*: arrays are in the pool.*outside the budget.*are refused.*zico\.step\(\)"
     assert re.fullmatch(rf"{says}.*", row.detail)
+
+
+def test_what_was_not_tried_on_a_gpu_is_not_said_to_be_ok() -> None:
+    """On the host the row has no verdict and says that nobody has tried."""
+    rows = [check for check in gpu_rows(ALL, "host") if check.name.endswith("on a GPU")]
+    assert {row.passed for row in rows} == {None}
+    assert all("1.0: not tried, since the device is the host; on a GPU, arrays" in row.detail for row in rows)

@@ -43,7 +43,8 @@ def _show(found: Diagnosis) -> None:
     for column in ("check", "", "detail"):
         table.add_column(column, overflow="fold")
     for check in found.checks:
-        table.add_row(check.name, _verdict(check.passed, "ok", "not ok"), check.detail)
+        verdict = "-" if check.passed is None else _verdict(check.passed, "ok", "not ok")
+        table.add_row(check.name, verdict, check.detail)
     for finding in found.frameworks:
         name = f"{finding.name} {finding.version}".strip()
         table.add_row(name, _verdict(finding.active, "active", "not active"), _detail(finding))

@@ -53,7 +53,8 @@ class Check:
     """One thing that Zico needs from the machine or the interpreter."""
 
     name: str
-    passed: bool
+    passed: bool | None
+    """``None``: nobody has looked; the detail says what to expect."""
     detail: str
 
 
@@ -260,10 +261,10 @@ def diagnose(settings: Settings, argv: Sequence[str] = ()) -> Diagnosis:
         versions = dict(installed_versions())
         device = settings.device.value
         commands = tuple(trial(framework, device) for framework in to_try(versions, device))
-        cuda += tuple(gpu_rows(versions))
+        cuda += tuple(gpu_rows(versions, device))
     findings = tuple(_try_all(commands, versions, settings)) if commands else ()
     needed = checks if kind_of(settings.device.value) == HOST else (*checks, *cuda)
-    healthy = all(check.passed for check in needed)
+    healthy = all(check.passed is not False for check in needed)
     active = healthy and bool(findings) and all(finding.active for finding in findings)
     return Diagnosis(active, (*checks, *cuda), findings)
 
@@ -275,12 +276,13 @@ def to_try(versions: Mapping[str, str], device: str) -> Iterator[Framework]:
             yield framework
 
 
-def gpu_rows(versions: Mapping[str, str]) -> Iterator[Check]:
-    """Yield what Zico does for installed frameworks on a GPU, also where there is none to try it on."""
+def gpu_rows(versions: Mapping[str, str], device: str) -> Iterator[Check]:
+    """Yield what Zico does for installed frameworks on a GPU, also where they are tried on another device."""
+    tried = "not tried, since the device is the host; on a GPU, " if kind_of(device) == HOST else ""
     for framework in FRAMEWORKS:
         if framework.on_gpu and framework.module in versions:
-            detail = f"{versions[framework.module]}: {framework.on_gpu}"
-            yield Check(f"{framework.module} on a GPU", passed=True, detail=detail)
+            detail = f"{versions[framework.module]}: {tried}{framework.on_gpu}"
+            yield Check(f"{framework.module} on a GPU", passed=None, detail=detail)
 
 
 def installed_versions() -> Iterator[tuple[str, str]]:
