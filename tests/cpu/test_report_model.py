@@ -150,6 +150,23 @@ def test_what_zico_said_inside_a_job_becomes_its_note() -> None:
     assert [line for line in lines if "outside" in line] == [f"a: {one.text}" for one in job.outside]
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"requested_bytes": 0}, "a: all its tensors are smaller than those of the pool (64 KiB, or ZICO_THRESHOLD)"),
+        ({"requested_bytes": 0, "iterations": 0}, "a: Zico saw no iteration end, and all its tensors are smaller"),
+        ({"requested_bytes": 1}, ""),
+        ({"requested_bytes": 0, "oom": RefusedRequest(request_bytes=1, held_bytes=0)}, "a ran out of memory"),
+    ],
+)
+def test_a_job_without_a_tensor_in_the_pool_has_a_line_that_says_why(fields: dict[str, Any], said: str) -> None:
+    """A small net's tensors may all be below the threshold, and 0.0 % would look like a fault."""
+    report = run_report(outcome(msgspec.structs.replace(job_report("a"), **fields)), [SETTINGS])
+    lines = [line for line in attention_lines(report) if line.startswith("a")]
+    assert len(lines) == bool(said)
+    assert all(line.startswith(said) for line in lines)
+
+
 def test_a_process_in_the_pool_is_not_reported_as_outside() -> None:
     """One that was seen before it joined counts as what it is in the end."""
     (command,) = split_commands(["python a.py"])

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 
 NEVER_JOINED = "no framework was imported"
 NEVER_ITERATED = "Zico saw no iteration end"
+NOTHING_LARGE = "all its tensors are smaller than those of the pool (64 KiB, or ZICO_THRESHOLD), and outside the budget"
 NOT_STARTED = "was not started"
 BROKER_GONE = "there are no figures: the broker did not answer"
 
@@ -127,11 +128,18 @@ def _job_figures(job: JobOutcome, members: Sequence[JobReport], told: Sequence[O
         priority=first.share.priority,
         slo=first.share.slo,
         outside=outside,
-        note="" if first.iterations else NEVER_ITERATED,
+        note=_note(first, outside),
         other_processes=tuple(
             ProcessFigures(**_figures(other) | {"name": f"{name}.{number}"}) for number, other in enumerate(others, 2)
         ),
     )
+
+
+def _note(first: JobReport, outside: Sequence[OutsideProcess]) -> str:
+    """Return why figures of a job are zero that joined."""
+    shares_nothing = first.oom is not None or any(one.pid == first.pid for one in outside)
+    nothing_large = not first.requested_bytes and not shares_nothing
+    return ", and ".join([*([] if first.iterations else [NEVER_ITERATED]), *([NOTHING_LARGE] if nothing_large else [])])
 
 
 def _outside(
