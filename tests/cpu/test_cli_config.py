@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import types
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -24,6 +26,7 @@ from zico.broker.saving import Wish
 from zico.cli.broker import broker
 from zico.cli.options import KEYS, given_in, read_settings
 from zico.cli.run import run
+from zico.job.naming import job_name
 from zico.job.settings import JobSettings, job_settings
 
 if TYPE_CHECKING:
@@ -71,6 +74,33 @@ def file_of(directory: Path, text: str) -> Path:
     path = directory / "z.toml"
     path.write_text(text)
     return path
+
+
+@pytest.mark.parametrize(
+    ("environ", "script", "expected"),
+    [
+        ({}, "/x/my train.py", "my-train"),
+        ({}, "-c", "job"),
+        ({}, "/x/" + "long" * 30 + ".py", "long" * 10),
+        ({"ZICO_JOB": "given"}, "/v/ipykernel_launcher.py", "given"),
+        ({"JPY_SESSION_NAME": "/u/exp/ResNet 50.ipynb"}, "/v/ipykernel_launcher.py", "ResNet-50"),
+        ({"JPY_SESSION_NAME": "/u/exp/a.ipynb"}, "/x/train.py", "train"),
+        ({}, "/v/ipykernel_launcher.py", "notebook"),
+    ],
+)
+def test_a_job_is_called_as_its_script_or_its_notebook(environ: dict[str, str], script: str, expected: str) -> None:
+    """A notebook's process has the kernel's script; Jupyter's server tells it the notebook. Names fit the table."""
+    assert job_name(environ, script) == expected
+
+
+def test_visual_studio_code_tells_a_notebooks_name_by_a_variable_of_the_notebook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The session's path of its server is a made one, and does not count."""
+    shell = types.SimpleNamespace(user_ns={"__vsc_ipynb_file__": "/u/gpt.ipynb"})
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
+    environ = {"JPY_SESSION_NAME": "gpt-jvsc-1234.ipynb"}
+    assert job_name(environ, "/v/ipykernel_launcher.py") == "gpt"
 
 
 def test_a_flag_beats_the_environment_and_that_beats_the_default() -> None:

@@ -237,12 +237,14 @@ def test_a_notebooks_kernel_is_a_job_until_it_ends(runtime: Path, tmp_path: Path
     cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
     environ = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime), "ZICO_BUDGET": BUDGET}
+    environ["JPY_SESSION_NAME"] = str(tmp_path / "exp.ipynb")  # as Jupyter's server does
     environ |= {"IPYTHONDIR": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path / "jupyter")}
     environ.pop("ZICO", None)
     client = nbclient.NotebookClient(notebook, timeout=int(PATIENCE_S), kernel_name="python3")
     client.execute(env=environ)
     (said,) = [output.text for output in cells[-1].outputs if output.output_type == "stream"]
     status = json.loads(said)
+    assert status["name"] == "exp"
     assert status["iterations"] == 4
     assert status["peak_bytes"] > 4 << 20
     assert status["budget_bytes"] == 256 << 20

@@ -73,6 +73,9 @@ SWITCH_VARIABLE = "ZICO"
 DEVICE_VARIABLE = "ZICO_DEVICE"
 JOB_VARIABLE = "ZICO_JOB"
 """What a job is called."""
+MAX_NAME_BYTES = 40
+"""Of a job's name: leaves room in the table's 48 bytes for the ``.2`` of its second process."""
+_NOT_IN_A_NAME = re.compile(r"[^\w.+=@,-]+")
 RUN_VARIABLE = "ZICO_RUN"
 """Which ``zico run`` started a job: its own jobs are told from others of their names in a daemon's pool."""
 STARTING_VARIABLE = "ZICO_STARTING"
@@ -93,6 +96,12 @@ _DEVICE = re.compile(r"(?P<kind>host|cuda)(:(?P<ordinal>\d{1,4}))?")
 MAX_DEVICES = 16
 """Of one run."""
 _SWITCH = {"": False, "0": False, "false": False, "1": True, "true": True}
+
+
+def fitting_name(name: str) -> str:
+    """Return the name with what no job's name has made dashes, cut to ``MAX_NAME_BYTES``."""
+    cleaned = _NOT_IN_A_NAME.sub("-", name).strip("-") or "job"
+    return cleaned.encode(errors="replace")[:MAX_NAME_BYTES].decode(errors="ignore")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ConfigError
 from zico.base.settings import (
-    JOB_VARIABLE,
     OPS_VARIABLE,
     PARTS_VARIABLE,
     PLAN_VARIABLE,
@@ -23,6 +21,7 @@ from zico.base.units import parse_size
 from zico.broker.protocol.messages import DEFAULT_SHARE, MAX_WAIT_S, Share
 from zico.broker.saving import DEFAULT_WISH, Wish, wish_in
 from zico.broker.shares import share_in
+from zico.job.naming import job_name
 from zico.offload.paging_layout import MOST_DEGREE
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
         if environ.get(variable)
     }
     return JobSettings(
-        name=environ.get(JOB_VARIABLE) or Path(script).stem or "job",
+        name=job_name(environ, script),
         run=environ.get(RUN_VARIABLE, ""),
         share=share_in(environ),
         wish=wish_in(environ),

@@ -15,8 +15,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from zico.base.settings import JOB_VARIABLE, RUN_VARIABLE
+from zico.base.settings import RUN_VARIABLE
 from zico.job import session
+from zico.job.naming import job_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +56,7 @@ def outside_frame(framework: str, reason: str) -> bytes:
     run = os.environ.get(RUN_VARIABLE, "")
     fields: dict[str, str | int] = {
         "type": "outside",
-        "name": _printable(os.environ.get(JOB_VARIABLE) or os.path.basename(sys.argv[0]), MAX_NAME_CHARS) or "job",  # noqa: PTH119
+        "name": _printable(job_name(os.environ, sys.argv[0]), MAX_NAME_CHARS),
         "pid": os.getpid(),
         "framework": _printable(framework, MAX_NAME_CHARS),
         "reason": _printable(reason, MAX_REASON_CHARS),

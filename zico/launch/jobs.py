@@ -7,7 +7,6 @@ import dataclasses
 import enum
 import itertools
 import os
-import re
 import shlex
 import subprocess
 import time
@@ -18,7 +17,14 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import zico.launch
 from zico.base.errors import ConfigError
-from zico.base.settings import JOB_VARIABLE, RUN_VARIABLE, SOCKET_VARIABLE, STARTING_VARIABLE
+from zico.base.settings import (
+    JOB_VARIABLE,
+    MAX_NAME_BYTES,
+    RUN_VARIABLE,
+    SOCKET_VARIABLE,
+    STARTING_VARIABLE,
+    fitting_name,
+)
 from zico.broker import saving, shares
 from zico.broker.protocol.messages import DEFAULT_SHARE, Share
 from zico.broker.saving import DEFAULT_WISH, Wish
@@ -36,10 +42,6 @@ if TYPE_CHECKING:
 
 MAX_COMMANDS = 64
 """Jobs of one pool at a time (``zico.pool.layout.MAX_JOBS``, kept here because that module needs NumPy)."""
-MAX_NAME_BYTES = 40
-"""Leaves room in the table's 48 bytes for the ``.2`` of a job's second process."""
-
-_NOT_IN_A_NAME = re.compile(r"[^\w.+=@,-]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,12 +146,6 @@ def checked_name(name: str, most_bytes: int = MAX_NAME_BYTES) -> str:
             f"{name!r} is not a job name: give letters, digits and any of . _ + = @ , - in at most {most_bytes} bytes"
         )
     return name
-
-
-def fitting_name(name: str) -> str:
-    """Return the name with what no name has made dashes, cut to ``MAX_NAME_BYTES``."""
-    cleaned = _NOT_IN_A_NAME.sub("-", name).strip("-") or "job"
-    return cleaned.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
 
 
 def _unique(wanted: Sequence[str]) -> list[str]:

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zico.base.errors import ConfigError
+from zico.base.settings import MAX_NAME_BYTES, fitting_name
 from zico.launch.jobs import (
-    MAX_NAME_BYTES,
     Command,
     checked_name,
     default_name,
-    fitting_name,
     split_command,
     up_to_script,
 )
