@@ -29,7 +29,7 @@ import numpy as np
 
 from zico.broker.client import BrokerClient
 from zico.pool import layout
-from zico.pool.layout import HEADER, JOB, MAX_JOBS, NOBODY, PARKED, REGION, JobState
+from zico.pool.layout import HEADER, JOB, MAX_JOBS, NOBODY, REGION, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -125,7 +125,7 @@ class Look:
         assert self.physical_bytes <= header["budget_regions"] * header["region_bytes"], "invariant 1, by the kernel"
         assert self.granted == header["granted"], "granted is the number of owned regions"
         living = self.jobs["state"] != JobState.EMPTY
-        assert set(self.regions["owner"]) - {NOBODY, PARKED} <= set(np.flatnonzero(living)), "invariant 2: owners live"
+        assert set(self.regions["owner"]) - {NOBODY} <= set(np.flatnonzero(living)), "invariant 2: owners live"
         for job in np.flatnonzero(living):
             assert self.held(job) == self.jobs["held"][job], f"held of job {job} is the number of its regions"
         assert sorted(self._free_list()) == np.flatnonzero(self.regions["owner"] == NOBODY).tolist(), "the free list"

@@ -15,7 +15,7 @@ from zico.heap.build import Heap
 from zico.heap.layout import GAP, HEAP, PLACE, PLAN_ENTRIES, PRIVATE, RESTS, Arena, Attached
 from zico.pool import regions
 from zico.pool.fences import VALUE_BITS
-from zico.pool.layout import COUNTER_BYTES, MAX_JOBS, NOBODY, PARKED, STREAMS
+from zico.pool.layout import COUNTER_BYTES, MAX_JOBS, NO_PAGES, NOBODY, STREAMS
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:
@@ -138,6 +138,11 @@ def free_list(pool: PoolTable) -> list[int]:
     return forward
 
 
+def bare_list(pool: PoolTable) -> list[int]:
+    """Return the regions of the free list that have no pages."""
+    return [r for r in free_list(pool) if pool.regions[r]["last_owner"] == NO_PAGES]
+
+
 def give_profile(record: Record, levels: list[int], *, events_per_bin_shift: int = 0) -> None:
     """Let a job expect these levels in its iteration, one bin each."""
     n = len(levels)
@@ -157,13 +162,17 @@ def owners(pool: PoolTable) -> list[int]:
 
 
 def check_counters(pool: PoolTable) -> None:
-    """Invariants 1 and 2: each region is in the free list or counted for its one owner, within the pool."""
+    """Invariants 1, 2 and 9: each region is in the free list, bare ones last, or counted for its one owner."""
     everyone = owners(pool)
-    assert sorted(free_list(pool)) == [r for r, owner in enumerate(everyone) if owner == NOBODY]
+    free = free_list(pool)
+    assert sorted(free) == [r for r, owner in enumerate(everyone) if owner == NOBODY]
+    bare = bare_list(pool)
+    assert free[len(free) - len(bare) :] == bare
+    assert pool.header["bare"] == len(bare)
+    assert pool.header["bare_head"] == (bare[0] if bare else NOBODY)
     for job, record in enumerate(pool.jobs):
         assert record["held"] == everyone.count(job)
     assert pool.header["granted"] == sum(owner >= 0 for owner in everyone)
-    assert pool.header["parked"] == everyone.count(PARKED)
     assert pool.header["peak_granted"] >= pool.header["granted"]
 
 

@@ -105,10 +105,12 @@ class ModelledPool(RuleBasedStateMachine):
         self.n, self.claims, self.unasked, self.budget = n, claims, unasked, n
         self.jobs: dict[int, ModelJob] = {}
         self.ceiling = n
-        self.free = list(range(n))
-        self.parked: set[int] = set()
+        self.free: list[int] = []
+        """With pages."""
+        self.bare = list(range(n))
         self.fence: dict[int, tuple[int, int]] = {}
         self.recoveries = 0
+        self.spare = 0
         self.alone: int | None = None
         self.alone_is_fresh = False
 
@@ -128,7 +130,7 @@ class ModelledPool(RuleBasedStateMachine):
         return sum(len(job.held) for job in self.jobs.values())
 
     def _takable(self, r: int, number: int) -> bool:
-        if r not in self.free:
+        if r not in self.free and r not in self.bare:
             return False
         owner, value = self.fence.get(r, (NOBODY, 0))
         return owner in (NOBODY, number) or value <= self.jobs[owner].passed
@@ -167,7 +169,7 @@ class ModelledPool(RuleBasedStateMachine):
         may = self._claims_allow(number, n) if self.claims else True
         if may is None:
             return None
-        return GRANTED if may and sum(self._takable(r, number) for r in self.free) >= n else WAIT
+        return GRANTED if may and sum(self._takable(r, number) for r in [*self.free, *self.bare]) >= n else WAIT
 
     def _claims_allow(self, number: int, n: int) -> bool | None:
         """Tell whether claims allow a grant; a request above the claim raises it, granted or not."""
@@ -183,15 +185,17 @@ class ModelledPool(RuleBasedStateMachine):
         """Do what the grant should do to the free list; returns the regions, ``None`` if too few can be had."""
         result: list[int] = []
         for r in wanted:
-            result.append(r if self._takable(r, number) else NOBODY)
+            result.append(r if r in self.free and self._takable(r, number) else NOBODY)
             if result[-1] != NOBODY:
                 self.free.remove(r)
+        bare = set(self.bare)
         for i, r in enumerate(result):
             if r == NOBODY:
-                first = next((f for f in self.free if self._takable(f, number)), None)
+                first = next((f for f in [*self.free, *self.bare] if self._takable(f, number)), None)
                 if first is None:
-                    self.free += [r for r in result if r != NOBODY]
+                    self.free += [r for r in result if r != NOBODY and r not in bare]
+                    self.bare += [r for r in result if r in bare]
                     return None
-                self.free.remove(first)
+                (self.bare if first in bare else self.free).remove(first)
                 result[i] = first
         return result

@@ -147,10 +147,11 @@ def test_one_process_of_a_name_is_meant_by_its_number(pool: PoolTable) -> None:
 def test_a_lowered_budget_gives_memory_back_as_jobs_do(pool: PoolTable) -> None:
     """Invariant 1: pages of free regions go at once, those of held ones when they come back, none of a live tensor."""
     with join(pool) as first, join(pool) as second:
-        mine, yours = grab(first, 4), grab(second, 3)
+        mine, yours = grab(first, 4), grab(second, 4)
         window = pool.driver.reserve(REGIONS * PAGE)
         pool.driver.map(window, 0, pool.memory, 0, REGIONS * PAGE)
         (memory := _bytes_at(window.handle, REGIONS * PAGE))[:] = b"x" * REGIONS * PAGE
+        release(second, [yours.pop(0)])
         pool_manager.carry_out(m.Change(budget_bytes=4 * PAGE), pool, [])
         assert pool.physical_bytes() == 7 * PAGE
         release(second, [yours.pop()])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from members import (
     acquire,
+    bare_list,
     check_counters,
     counters,
     fence,
@@ -64,6 +65,7 @@ def test_a_recent_peak_begins_anew(pool: PoolTable) -> None:
 def test_a_region_named_twice_is_granted_once(pool: PoolTable) -> None:
     """Invariant 2: two slots that want the same region get two."""
     with joined(pool, 1) as (member,):
+        release(member, grab(member, 4))
         status, granted = acquire(member, [3, 3, 3])
         assert (status, len(set(granted))) == (GRANTED, 3)
         assert granted[0] == 3
@@ -78,6 +80,30 @@ def test_the_least_recently_released_region_goes_first(pool: PoolTable) -> None:
         for r in order:
             release(member, [r])
         assert grab(member, 3) == order
+
+
+def test_a_region_with_pages_goes_before_a_bare_one(pool: PoolTable) -> None:
+    """Invariant 9: a job that follows another takes no new memory, and a bare region goes last, named or not."""
+    pool.header["use_claims"] = 0
+    with joined(pool, 2) as (first, second):
+        mine = grab(first, 4)
+        release(first, mine)
+        assert acquire(second, [9, NOBODY, mine[3]]) == (GRANTED, [mine[0], mine[1], mine[3]])
+        pool.reap(job_of(second))
+        assert len(bare_list(pool)) == 6
+        assert grab(first, 5) == [mine[2], mine[0], mine[1], mine[3], 4]
+
+
+def test_pages_of_the_dead_are_known(pool: PoolTable) -> None:
+    """Invariants 5 and 11: what was bare when it was granted is not when its owner dies, however that is found."""
+    with joined(pool, 3) as members:
+        for count, member in enumerate(members, 1):
+            pool.header["use_claims"] = 0
+            grab(member, 2)
+            pool.jobs[job_of(member)]["state"] = JobState.EMPTY if member is members[1] else JobState.RUNNING
+            mutex.recover(pool.member[0]) if member is members[1] else pool.reap(job_of(member))
+            check_counters(pool)
+            assert len(bare_list(pool)) == 8, count
 
 
 def test_more_than_the_budget_is_never_granted(pool: PoolTable) -> None:

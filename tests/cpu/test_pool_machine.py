@@ -11,6 +11,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from members import (
     HOUR_NS,
     acquire,
+    bare_list,
     check_counters,
     counters,
     fence,
@@ -24,7 +25,7 @@ from members import (
 from pool_model import INSIDE, ModelJob, ModelledPool, need, when_possible
 
 from zico.pool import mutex, waiting
-from zico.pool.layout import NOBODY, PARKED, JobState
+from zico.pool.layout import NOBODY, JobState
 from zico.pool.regions import GRANTED, WAIT
 from zico.trace import profile as curve
 
@@ -70,20 +71,21 @@ class PoolMachine(ModelledPool):
         number, job = self._pick(data, *INSIDE)
         wanted = data.draw(st.lists(st.integers(NOBODY, self.n - 1), min_size=n, max_size=n))
         expected = self._expected_status(number, n)
-        takable = {r for r in self.free if self._takable(r, number)}
+        takable = {r for r in [*self.free, *self.bare] if self._takable(r, number)}
         status, granted = acquire(job.member, wanted)
         assert status in ((expected,) if expected is not None else (GRANTED, WAIT))
         assert job.record["claim_floor"] == job.floor
         if self.pool.header["alone_job"] != NOBODY and not job.profiled and self.claims:
             self._note_alone(number, status)
         if status != GRANTED:
-            if status == WAIT and free_list(self.pool) != self.free:
+            if status == WAIT and free_list(self.pool) != [*self.free, *self.bare]:
                 self._take(number, wanted)  # half a grant was taken back: these are at the end now
             return
         assert set(granted) <= takable
         assert len(set(granted)) == n
         assert granted == self._take(number, wanted)
         job.held |= set(granted)
+        self.spare = min(self.spare, len(self.free))
 
     def _note_alone(self, number: int, status: int) -> None:
         """Freeze the clock of whoever grows alone, so that only ``time_passes`` ends it."""
@@ -233,7 +235,7 @@ class PoolMachine(ModelledPool):
         assert self.pool.reap(number) == len(job.held)
         assert self.pool.reap(number) == 0
         self.free += sorted(job.held)
-        for r in [*self.free, *self.parked]:
+        for r in [*self.free, *self.bare]:
             if r in job.held or self.fence.get(r, (NOBODY, 0))[0] == number:
                 self.fence[r] = (NOBODY, 0)
         del self.jobs[number]
@@ -252,17 +254,26 @@ class PoolMachine(ModelledPool):
 
     @rule()
     def settle(self) -> None:
-        """Invariant 1: what comes back beyond a budget that was lowered is parked."""
+        """Invariant 1: what comes back beyond a budget that was lowered gives its pages back."""
         self.pool.settle()
         self._settle()
 
     def _settle(self) -> None:
-        left_out = self.n - max(self.budget, self._granted())
-        while len(self.parked) < left_out and self.free:
-            self.parked.add(self.free.pop(0))
-        while len(self.parked) > left_out:
-            self.free.append(min(self.parked))
-            self.parked.remove(min(self.parked))
+        while self.free and len(self.free) + self._granted() > max(self.budget, self._granted()):
+            self.bare.append(self.free.pop(0))
+
+    @rule(n=st.integers(1, 4))
+    def empty(self, n: int) -> None:
+        """Invariant 9: the least recently released of the free regions give their pages back."""
+        self.pool.empty(n)
+        self.bare += self.free[:n]
+        del self.free[:n]
+
+    @rule()
+    def ask_what_is_spare(self) -> None:
+        """What was free all the time since the last question, and had pages, nobody needed."""
+        assert self.pool.take_spare() == min(self.spare, len(self.free))
+        self.spare = len(self.free)
 
     @rule(data=st.data())
     @when_possible
@@ -278,7 +289,7 @@ class PoolMachine(ModelledPool):
         """Invariant 5: whatever a death inside left of counters and lists, they are rebuilt from the owners."""
         rng = np.random.default_rng(seed)
         header, records = self.pool.header, self.pool.jobs
-        for field in ("granted", "free_head", "free_tail", "waiters", "boundary_waiters", "parked"):
+        for field in ("granted", "free_head", "free_tail", "waiters", "boundary_waiters", "bare", "bare_head"):
             header[field] = rng.integers(-5, 50)
         for field in ("previous", "next"):
             self.pool.regions[field] = rng.integers(-1, self.n, self.n)
@@ -287,6 +298,8 @@ class PoolMachine(ModelledPool):
         mutex.recover(self.pool.member[0])
         self.recoveries += 1
         self.free.sort()
+        self.bare.sort()
+        self.spare = min(self.spare, len(self.free))
         assert header["recoveries"] == self.recoveries
 
     # -- what is always true
@@ -298,8 +311,9 @@ class PoolMachine(ModelledPool):
             return
         check_counters(self.pool)
         header = self.pool.header
-        assert free_list(self.pool) == self.free
-        expected = [PARKED if r in self.parked else NOBODY for r in range(self.n)]
+        assert free_list(self.pool) == [*self.free, *self.bare]
+        assert bare_list(self.pool) == self.bare
+        expected = [NOBODY] * self.n
         for number, job in self.jobs.items():
             for r in job.held:
                 assert expected[r] == NOBODY

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from zico.broker.protocol import messages as m
 
-ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 REGION_BYTES = 4 * MIB
 N_REGIONS = 16

@@ -257,6 +257,14 @@ def write_record(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
 SAMPLE_NS = 20_000_000
 LOOK_SHARE = 0.01
 MIN_EVALUATION_NS = 1_000_000
+KEPT_NS = 60_000_000_000
+"""How long the pages of a region that nobody needs stay, and at most twice as long.
+
+To give a GiB back and to touch it again takes .8 s (benchmarks/results/startup.md). So a job that
+needs it once a minute loses at most 1.3 % of a processor, and one with shorter iterations nothing.
+"""
+EMPTIED_BYTES = 64 << 20
+"""Given back at a time, in some 11 ms: the broker does nothing else meanwhile."""
 TRIAL_LOOK_NS = 100_000_000
 """Between two looks at jobs whose choice is on trial."""
 
@@ -317,6 +325,11 @@ class PoolManager:
         """When to look again."""
         self._evaluated_ns = 0
         self._evaluate_at_ns: int | None = None
+        self._spare = 0
+        """Regions whose pages are still to be given back."""
+        self._spare_look_ns = 0
+        self._empty_ns = 0
+        """When to give pages back, or to look for some."""
 
     def _regions_bytes(self, regions: int) -> int:
         return int(regions) * self._region_bytes
@@ -332,12 +345,12 @@ class PoolManager:
         return self._table.notify_fd
 
     @property
-    def due_ns(self) -> int | None:
-        """Return when ``act`` has something to do, ``None`` if only after an event."""
-        due_ns = [] if self._evaluate_at_ns is None else [self._evaluate_at_ns]
+    def due_ns(self) -> int:
+        """Return when ``act`` has something to do if no event comes first."""
+        due_ns = [self._empty_ns] if self._evaluate_at_ns is None else [self._empty_ns, self._evaluate_at_ns]
         if self.members:
             due_ns.append(self._look_ns)
-        return min(due_ns, default=None)
+        return min(due_ns)
 
     # -- members -----------------------------------------------------------------------------------
 
@@ -502,6 +515,20 @@ class PoolManager:
             self._evaluate(now_ns)
         elif self.members and now_ns >= self._look_ns:
             self._look(now_ns)
+        if now_ns >= self._empty_ns:
+            self._give_pages_back(now_ns)
+
+    def _give_pages_back(self, now_ns: int) -> None:
+        """Give the pages of regions back, some at a time, that nobody has needed for ``KEPT_NS``."""
+        if now_ns >= self._spare_look_ns:
+            self._spare = self._table.take_spare()
+            self._spare_look_ns = now_ns + KEPT_NS
+        n = min(self._spare, max(1, EMPTIED_BYTES // self._region_bytes))
+        began_ns = time.thread_time_ns()
+        self._table.empty(n)
+        self._spare -= n
+        rest_ns = round((time.thread_time_ns() - began_ns) / LOOK_SHARE)
+        self._empty_ns = self._spare_look_ns if self._spare == 0 else min(now_ns + rest_ns, self._spare_look_ns)
 
     def status(self, now_ns: int) -> m.Status:
         """Return the pool now."""

@@ -137,8 +137,8 @@ class Server:
     def _timeout_s(self) -> float:
         """Return the seconds until the next thing that no event announces."""
         now_ns = time.monotonic_ns()
-        due_ns = [link.deadline_ns for link in self._links] + [self._manager.due_ns, now_ns + IDLE_NS]
-        return max(0, min(at_ns for at_ns in due_ns if at_ns is not None) - now_ns) * 1e-9
+        due_ns = [link.deadline_ns for link in self._links if link.deadline_ns is not None]
+        return max(0, min(self._manager.due_ns, now_ns + IDLE_NS, *due_ns) - now_ns) * 1e-9
 
     def _watch(self, fd: int, handler: Handler) -> None:
         self._selector.register(fd, selectors.EVENT_READ, handler)

@@ -104,7 +104,7 @@ def map_slots(heap: HeapRecord, first: int, last: int) -> bool:
             device = record_at(heap.backing.device_address, DEVICE)
             if not map_piece(device, address_of(heap, slot), region, was_mapped):
                 return False
-            if regions.comes_from_another(pool_of(heap), region):
+            if regions.has_pages(pool_of(heap), region):
                 map_pages(device, address_of(heap, slot))
             slots[slot].mapped = region
             me.maps += 1
@@ -252,7 +252,7 @@ def _scrub(heap: HeapRecord, first: int, last: int) -> bool:
         if regions.has_others_bytes(pool, region):
             if not discard_piece(record_at(heap.backing.device_address, DEVICE), region):
                 return False
-            regions.note_scrubbed(pool, region)
+            regions.note_emptied(pool, region)
             heap.scrubbing.scrubs += 1
     return True
 

@@ -201,10 +201,13 @@ def take_back(heap: HeapRecord, me: Job) -> bool:
         return False
     for i in range(n):
         region: int = np.int64(granted[i])  # type: ignore[assignment]  # bytes need 64 bits
+        if not regions.has_pages(pool, region):
+            continue
         if not discard_piece(record_at(heap.backing.device_address, DEVICE), region):
             me.evicted += n
             regions.give_back_unused(pool, granted, n)
             return False
+        regions.note_emptied(pool, region)
     i = 0
     for slot in range(heap.spill_offset >> heap.region_shift):
         if slots[slot].live > 0 and slots[slot].region == NOBODY:

@@ -63,9 +63,12 @@ def _let_count(heap: HeapRecord, n: int) -> int:
     table = page_table_of(heap)
     for i in range(n):
         region: int = np.int64(granted[i])  # type: ignore[assignment]  # bytes need 64 bits
+        if not regions.has_pages(pool_of(heap), region):
+            continue
         if not discard_piece(record_at(heap.backing.device_address, DEVICE), region):
             regions.give_back_unused(pool_of(heap), granted, n)
             return NEVER
+        regions.note_emptied(pool_of(heap), region)
     there = array_at(heap.paged.regions_address, table.n_regions, _I4)
     place = 0
     for i in range(n):

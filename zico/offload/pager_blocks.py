@@ -42,7 +42,6 @@ from zico.offload.paging_layout import INVALIDATE, NONE, PAGING, PIECES
 from zico.offload.residency import hold, note_arrival, note_cleaned, note_departure, note_written, release, renew
 from zico.offload.tier_layout import FULL, STACK
 from zico.pool import regions
-from zico.pool.fences import NO_FENCE
 from zico.pool.layout import MEMBER, NOBODY, JobState, cap_of, header_of, job_at
 
 if TYPE_CHECKING:
@@ -509,6 +508,6 @@ def give_region_back(pager: PagerRecord) -> bool:
         if array_at(address, 1, _I4)[0] != NOBODY:
             given = array_at(pager.drain_address, 1, _I4)
             given[0] = exchange(address, NOBODY)
-            regions.give_back(pool, given, 1, NO_FENCE)
+            regions.give_back_unused(pool, given, 1)  # it has no pages: those of the job counted for it
             return True
     return False

@@ -21,7 +21,7 @@ from zico.base.libc import monotonic_ns
 from zico.pool.fences import overtake
 from zico.pool.layout import EMPTY, LEAVING, MEMBER, NOBODY, header_of, job_at, regions_of, waits_at_boundary
 from zico.pool.living import job_is_gone
-from zico.pool.mutex import append, forget, lock, unlock
+from zico.pool.mutex import append, disown, forget, lock, unlock
 from zico.pool.regions import note_change, tell
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _reap(pool: Member, job: int) -> int:
     for r in range(header.n_regions):
         forget(regions, r, job)
         if regions[r].owner == job:
-            regions[r].owner = NOBODY
+            disown(regions, r)
             append(header, regions, r)
             count += 1
     header.granted -= count

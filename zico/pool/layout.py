@@ -37,8 +37,8 @@ PAGE_BYTES = 1 << 16
 """What the counters are aligned to: whole pages of any Linux, since a device is given access to pages."""
 
 NOBODY = -1
-PARKED = -2
-"""The owner of a region that the budget leaves out: in nobody's reach until the budget is raised."""
+NO_PAGES = -2
+"""In ``REGION.last_owner``: nobody's bytes are in it, and no physical memory is behind it."""
 NO_MORE = -1
 """In ``JOB.evict``: until it has run again there is nothing that it could evict."""
 NAMED = -2
@@ -109,9 +109,10 @@ class Header(Record):
     mutex: Annotated[Numbers, "u1", (MUTEX_BYTES,)]
     budget_regions: I8  # any number up to n_regions, also while jobs run
     granted: I8  # regions owned by jobs
-    parked: I8  # regions that the budget leaves out
+    bare: I8  # free regions without pages
+    spare: I8  # fewest free regions with pages since the broker last asked
     peak_granted: I8
-    free_head: I4  # least recently released first
+    free_head: I4  # those with pages first, least recently released first; then the bare ones
     free_tail: I4
     use_claims: I4  # 1: every grant must leave the state safe
     self_admit: I4  # 1: a job whose whole iteration fits whatever the others do starts without asking
@@ -126,7 +127,7 @@ class Header(Record):
     crowded: I4  # 1: what jobs keep between iterations leaves some job no room for one; then they lend it
     isolate: I4  # 1: jobs unmap what they give back, and scrub what another has used
     grouped: I4  # 1: some job has been in a group (zico.pool.groups)
-    grouped_padding: I4
+    bare_head: I4  # the first bare region of the list, NOBODY: there is none
     pid_namespace: I8  # the broker's, of which the numbers of processes are (zico.pool.living)
     alone_since_ns: I8  # when alone_job last grew (CLOCK_MONOTONIC)
     recoveries: I8  # times the mutex's owner had died
@@ -139,8 +140,8 @@ HEADER = dtype_of(Header)
 class Region(Record):
     """One region of the pool."""
 
-    owner: I4  # job, NOBODY or PARKED
-    last_owner: I4  # whose bytes are in it: who released it last or has scrubbed it, or NOBODY
+    owner: I4  # job or NOBODY
+    last_owner: I4  # whose bytes are in it: who released it last or has scrubbed it; NOBODY: unknown; NO_PAGES
     previous: I4  # free list, NOBODY at the ends
     next: I4
     fence: I8  # of its last release (zico.pool.fences)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
+from zico.base.compiled import compiled, entry, inlined, keep_out_of_line, release_fence
 from zico.base.libc import (
     EBUSY,
     EOWNERDEAD,
@@ -22,7 +22,7 @@ from zico.base.libc import (
     thread_is_stopped,
 )
 from zico.pool.fences import NO_FENCE, job_in
-from zico.pool.layout import EMPTY, MEMBER, NOBODY, PARKED, header_of, job_at, regions_of, waits_at_boundary
+from zico.pool.layout import EMPTY, MEMBER, NO_PAGES, NOBODY, header_of, job_at, regions_of, waits_at_boundary
 
 if TYPE_CHECKING:
     from zico.base.records import Records
@@ -79,7 +79,8 @@ def recover(pool: Member) -> None:
     regions = regions_of(pool)
     header.recoveries += 1
     header.granted = 0
-    header.parked = 0
+    header.bare = 0
+    header.bare_head = NOBODY
     header.free_head = NOBODY
     header.free_tail = NOBODY
     header.waiters = 0
@@ -94,30 +95,31 @@ def recover(pool: Member) -> None:
     for r in range(header.n_regions):
         owner = regions[r].owner
         if owner >= 0 and job_at(pool, owner).state == EMPTY:  # whoever reaped that job died half-way
-            regions[r].owner = NOBODY
+            disown(regions, r)
             owner = NOBODY
         if owner == NOBODY:
             append(header, regions, r)
-        elif owner == PARKED:
-            header.parked += 1
         else:
             job_at(pool, owner).held += 1
             header.granted += 1
         _forget_if_gone(pool, regions, r, job_in(regions[r].before))
         _forget_if_gone(pool, regions, r, job_in(regions[r].fence))
         _forget_if_gone(pool, regions, r, regions[r].last_owner)
+    header.spare = min(header.spare, free_with_pages(header))
     header.sequence += 1
 
 
 @inlined
 def _forget_if_gone(pool: Member, regions: Records[Region], r: int, job: int) -> None:
-    if job != NOBODY and job_at(pool, job).state == EMPTY:
+    if job >= 0 and job_at(pool, job).state == EMPTY:
         forget(regions, r, job)
 
 
 @inlined
 def forget(regions: Records[Region], r: int, job: int) -> None:
     """Take a dead job's fences off a region. What it had got behind another's fence is behind that one again."""
+    if regions[r].before == regions[r].fence:  # it died in a release, when the fence was to follow
+        regions[r].before = NO_FENCE
     if regions[r].before != NO_FENCE and job_in(regions[r].before) == job:
         regions[r].before = NO_FENCE
     if regions[r].fence != NO_FENCE and job_in(regions[r].fence) == job:
@@ -128,15 +130,42 @@ def forget(regions: Records[Region], r: int, job: int) -> None:
 
 
 @inlined
+def disown(regions: Records[Region], r: int) -> None:
+    """Let a dead job's region belong to nobody; what the job has left there is unknown."""
+    if regions[r].last_owner == NO_PAGES:
+        regions[r].last_owner = NOBODY
+    release_fence()
+    regions[r].owner = NOBODY  # last: who dies in between leaves a region that is still the dead job's
+
+
+@inlined
+def free_with_pages(header: Header) -> int:
+    """Return how many free regions have pages."""
+    return header.n_regions - header.granted - header.bare
+
+
+@inlined
 def append(header: Header, regions: Records[Region], r: int) -> None:
-    """Put a free region at the end of the list."""
-    regions[r].previous = header.free_tail
-    regions[r].next = NOBODY
-    if header.free_tail == NOBODY:
+    """Put a free region at the end of the list, or, if it has pages, in front of those that have none."""
+    after = NOBODY
+    if regions[r].last_owner != NO_PAGES:
+        after = header.bare_head
+    else:
+        header.bare += 1
+        if header.bare_head == NOBODY:
+            header.bare_head = r
+    before = header.free_tail
+    if after != NOBODY:
+        before = regions[after].previous
+        regions[after].previous = r
+    else:
+        header.free_tail = r
+    regions[r].previous = before
+    regions[r].next = after
+    if before == NOBODY:
         header.free_head = r
     else:
-        regions[header.free_tail].next = r
-    header.free_tail = r
+        regions[before].next = r
 
 
 @inlined
@@ -144,6 +173,10 @@ def unlink(header: Header, regions: Records[Region], r: int) -> None:
     """Take a region out of the list."""
     before = regions[r].previous
     after = regions[r].next
+    if regions[r].last_owner == NO_PAGES:
+        header.bare -= 1
+        if header.bare_head == r:
+            header.bare_head = after
     if before == NOBODY:
         header.free_head = after
     else:

@@ -1,12 +1,14 @@
 """Regions change hands: grants, releases and the budget, compiled and under one robust mutex.
 
 Theory of operation
-    A region is free or has one owner. Free regions form a list, least recently released first. A
-    job first gets the region that is still mapped at the slot it needs (affinity: no system call),
-    else the head of the list, whose last owner is most likely in its trough. A grant is refused if
-    it would leave a state in which some job that could have finished its iteration no longer can
-    (the banker's rule with claims, ``zico.pool.rules``). Of the jobs without a profile, one at a
-    time grows.
+    A region is free or has one owner. A free region that has no pages is *bare*: nobody has had it,
+    or the broker has given its pages back. Free regions form a list. Those with pages come first,
+    the least recently released at the head; the bare ones follow. A job first gets the region that
+    is still mapped at the slot it needs and has pages (affinity: no system call), else the head of
+    the list: it costs no new physical memory, and its last owner is most likely in its trough. A
+    grant is refused if it would leave a state in which some job that could have finished its
+    iteration no longer can (the banker's rule with claims, ``zico.pool.rules``). Of the jobs
+    without a profile, one at a time grows.
 
     On a device that works behind the processor's back a region is released with a fence
     (``zico.pool.fences``) and may be granted before that has passed, if it is issued: the answer is
@@ -18,15 +20,18 @@ Theory of operation
     but when B dies it is overtaken, and the region must be behind A's fence again. So that two are
     enough, C gets it only when ``before`` is clear.
 
-    The pool has memory for the largest budget that it can ever get. Regions that the present budget
-    leaves out are
-    parked: they belong to nobody, are in no list and cost nothing. A raised budget returns some of
-    them to the list. A lowered budget parks free regions at once, and the others as jobs give them
-    back: until then nothing is granted (invariant 1). Only the broker parks and unparks::
+    The pool has regions for the largest budget that it can ever get; on the host a bare one costs
+    nothing. The budget bounds what is granted. When it is lowered, the broker empties free regions
+    until no more have pages than the budget has, and others as jobs give them back::
 
-        budget 6      a a b b . . # #      # parked, . free
-        lowered to 3  a a b b # # # #      one too many is held: nothing is granted
-        b gives back  a a . # # # # #      one of its two is parked, the other can be granted
+        budget 6      a a b b . . _ _      _ bare, . free with pages
+        lowered to 3  a a b b _ _ _ _      one too many is held: nothing is granted
+        b gives back  a a . _ _ _ _ _      one of its two is bare now, either can be granted
+
+    The broker also empties what nobody has needed for a while: ``spare`` is the least that was free
+    and had pages since it last asked. It empties a region inside the mutex, so that nobody is
+    granted a region that is about to lose what is written there. Where a device works behind the
+    processor's back, no region is ever bare.
 
 Guarantees (numbers as in docs/design/invariants.md)
     1. ``granted`` never exceeds ``budget_regions`` by a grant, nor a job's ``held`` its limit.
@@ -34,14 +39,14 @@ Guarantees (numbers as in docs/design/invariants.md)
        demand to wait for it.
     3. After every grant the set of jobs that can finish has not shrunk.
     5. Whoever dies inside, the next one to lock rebuilds every counter and the free list from the
-       owners.
+       owners, and from ``last_owner``, which says what is bare.
+    9. As long as a free region has pages, no grant takes a bare one.
+    11. A region that counts as bare holds nobody's bytes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from zico.base.compiled import call, compiled, entry, inlined, keep_out_of_line, release_fence
 from zico.base.libc import futex_wake_all, monotonic_ns, write_bytes
@@ -53,8 +58,8 @@ from zico.pool.layout import (
     LEAVING,
     MEMBER,
     NAMED,
+    NO_PAGES,
     NOBODY,
-    PARKED,
     RUNNING,
     cap_of,
     header_of,
@@ -65,7 +70,7 @@ from zico.pool.layout import (
     within_limit,
     yields_at_boundary,
 )
-from zico.pool.mutex import append, give_to, lock, unlink, unlock
+from zico.pool.mutex import append, free_with_pages, give_to, lock, unlink, unlock
 from zico.trace import profile
 
 if TYPE_CHECKING:
@@ -343,7 +348,7 @@ def _take(pool: Member, wanted: Array, n: int, slot: int) -> int:
     missing = 0
     for i in range(n):
         r = wanted[i]
-        if r != NOBODY and _is_takable(pool, regions, r, slot):
+        if r != NOBODY and regions[r].last_owner != NO_PAGES and _is_takable(pool, regions, r, slot):
             give_to(pool, header, regions, r)
         else:
             named = r != NOBODY and regions[r].owner == NOBODY
@@ -372,6 +377,7 @@ def _take(pool: Member, wanted: Array, n: int, slot: int) -> int:
     me.need = 0  # at once: until the waiting thread says so, others would free memory that nobody needs
     header.granted += n
     header.peak_granted = max(header.peak_granted, header.granted)
+    header.spare = min(header.spare, free_with_pages(header))
     return status
 
 
@@ -410,16 +416,21 @@ def _untake(header: Header, regions: Records[Region], wanted: Array, n: int) -> 
 
 
 @inlined
-def has_others_bytes(pool: Member, r: int) -> bool:
-    """Tell whether this job's region may hold what another has left there: whoever is not known to be us."""
-    return regions_of(pool)[r].last_owner != pool.job
+def has_pages(pool: Member, r: int) -> bool:
+    """Tell whether physical memory may be behind this job's region."""
+    return bool(regions_of(pool)[r].last_owner != NO_PAGES)
 
 
 @inlined
-def comes_from_another(pool: Member, r: int) -> bool:
-    """Tell whether another job is known to have had this job's region last, and nobody has scrubbed it."""
-    last_owner = regions_of(pool)[r].last_owner
-    return last_owner not in (NOBODY, pool.job)
+def has_others_bytes(pool: Member, r: int) -> bool:
+    """Tell whether this job's region may hold what another has left there: whoever is not known to be us."""
+    return regions_of(pool)[r].last_owner not in (NO_PAGES, pool.job)
+
+
+@inlined
+def note_emptied(pool: Member, r: int) -> None:
+    """Note that this job has given the pages of its region to the kernel. Only once it is so."""
+    regions_of(pool)[r].last_owner = NO_PAGES
 
 
 @inlined
@@ -537,9 +548,9 @@ def tell(pool: Member, wake: bool, notify: bool) -> None:  # noqa: FBT001 - two 
 # -- the budget while jobs run ---------------------------------------------------------------------
 
 
-@entry(MEMBER, int, [np.int32])
-def set_budget(pool: Member, regions: int, parked: Array) -> int:
-    """Let jobs hold so many regions together from now on, promise it to those that are there, then do as ``settle``."""
+@entry(MEMBER, int)
+def set_budget(pool: Member, regions: int) -> None:
+    """Let jobs hold so many regions together from now on, and promise it to those that are there."""
     keep_out_of_line()
     header = header_of(pool)
     lock(pool)
@@ -547,11 +558,9 @@ def set_budget(pool: Member, regions: int, parked: Array) -> int:
     for j in range(header.places):
         job = job_at(pool, j)
         job.promised = max(job.promised, regions)
-    count = _settle(pool, parked)
     wake, notify = note_change(header)
     unlock(pool)
     tell(pool, wake, notify)
-    return count
 
 
 @entry(MEMBER, int, int)
@@ -565,43 +574,24 @@ def set_limit(pool: Member, job: int, regions: int) -> None:
     tell(pool, wake, notify)
 
 
-@entry(MEMBER, [np.int32])
-def settle(pool: Member, parked: Array) -> int:
-    """Park what has come back beyond the budget.
-
-    Args:
-        pool: This process's member record.
-        parked: Overwritten with the regions that have been parked.
-
-    Returns:
-        How many those are.
-    """
+@entry(MEMBER, int)
+def empty(pool: Member, region: int) -> None:
+    """Note that a free region, whose pages the caller has given back, has none. Inside the mutex."""
     keep_out_of_line()
-    lock(pool)
-    count = _settle(pool, parked)
-    unlock(pool)
-    return count
-
-
-@inlined
-def _settle(pool: Member, parked: Array) -> int:
-    """Let as many regions circulate as the budget has, or as are held while that is more."""
     header = header_of(pool)
     regions = regions_of(pool)
-    left_out = header.n_regions - max(header.budget_regions, header.granted)
-    count = 0
-    while header.parked < left_out and header.free_head != NOBODY:
-        r = header.free_head
-        unlink(header, regions, r)
-        regions[r].owner = PARKED
-        header.parked += 1
-        parked[count] = r
-        count += 1
-    r = 0
-    while header.parked > left_out and r < header.n_regions:
-        if regions[r].owner == PARKED:
-            regions[r].owner = NOBODY
-            append(header, regions, r)
-            header.parked -= 1
-        r += 1
-    return count
+    unlink(header, regions, region)
+    regions[region].last_owner = NO_PAGES
+    append(header, regions, region)
+
+
+@entry(MEMBER)
+def take_spare(pool: Member) -> int:
+    """Return how many free regions with pages nobody has needed since the last call, and begin to count anew."""
+    keep_out_of_line()
+    header = header_of(pool)
+    lock(pool)
+    spare = min(header.spare, free_with_pages(header))
+    header.spare = free_with_pages(header)
+    unlock(pool)
+    return spare

@@ -21,7 +21,7 @@ from zico.device.api import close_descriptors
 from zico.device.host import HostDriver
 from zico.pool import deaths, layout, mutex, waiting
 from zico.pool import regions as budgets
-from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NOBODY, REGION, JobState, Paused
+from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NO_PAGES, NOBODY, REGION, JobState, Paused
 from zico.pool.living import hold_life
 from zico.trace.phases import PHASES
 from zico.trace.profile import CURVE
@@ -120,7 +120,6 @@ class PoolTable:
         n_regions = int(self.header["n_regions"])
         self.jobs = _view(base + layout.jobs_offset(n_regions), JOB, MAX_JOBS)
         self.regions = _view(base + layout.regions_offset(), REGION, n_regions)
-        self._parked = np.zeros(n_regions, np.int32)
         self.member[0]["jobs_address"] = base + layout.jobs_offset(n_regions)
         self.member[0]["issued_address"] = base + layout.issued_offset(n_regions)
         self.member[0]["counters_address"] = base + layout.counters_offset(n_regions)
@@ -190,7 +189,9 @@ class PoolTable:
         self._notice_size()
         everything = np.arange(n_regions)
         self.regions["owner"] = NOBODY
-        self.regions["last_owner"] = NOBODY
+        self.regions["last_owner"] = NOBODY if header["on_timeline"] else NO_PAGES
+        header["bare"] = 0 if header["on_timeline"] else n_regions
+        header["bare_head"] = NOBODY if header["on_timeline"] else 0
         self.regions["previous"] = everything - 1
         self.regions["next"] = everything + 1
         self.regions["next"][-1] = NOBODY
@@ -345,25 +346,41 @@ class PoolTable:
         The memory of free regions that the budget leaves out is given back to the host at once;
         ``settle`` goes on.
         """
-        self._discard(budgets.set_budget(self.member[0], regions, self._parked))
+        budgets.set_budget(self.member[0], regions)
+        self.settle()
 
     def settle(self) -> None:
         """Give back what jobs have returned beyond a budget that was lowered."""
         header = self.header
-        if header["parked"] < header["n_regions"] - max(header["budget_regions"], header["granted"]):
-            self._discard(budgets.settle(self.member[0], self._parked))
+        with_pages = int(header["n_regions"]) - int(header["bare"])
+        self.empty(with_pages - max(int(header["budget_regions"]), int(header["granted"])))
+
+    def take_spare(self) -> int:
+        """Return how many free regions nobody has needed since the last call that have pages to give back."""
+        return int(budgets.take_spare(self.member[0])) if self.driver.name == HostDriver.name else 0
+
+    def empty(self, n: int) -> None:
+        """Give the memory of so many free regions back to the host, least recently released first.
+
+        The mutex is held for one region at a time. A device's memory stays the pool's, since jobs
+        have it mapped.
+        """
+        if self.driver.name != HostDriver.name:
+            return
+        for _ in range(n):
+            mutex.lock_for_python(self.member[0])
+            try:
+                region = int(self.header["free_head"])
+                if region in (NOBODY, int(self.header["bare_head"])):
+                    return
+                self.driver.discard(self.memory, region * self.region_bytes, self.region_bytes)
+                budgets.empty(self.member[0], region)
+            finally:
+                mutex.unlock_for_python(self.member[0])
 
     def set_limit(self, job: int, regions: int) -> None:
         """Let a job hold so many regions from now on, 0: as many as the budget has."""
         budgets.set_limit(self.member[0], job, regions)
-
-    def _discard(self, count: int) -> None:
-        """Give the memory of newly parked regions back; a device's stays the pool's, since jobs have it mapped."""
-        if self.driver.name == HostDriver.name:
-            parked = np.sort(self._parked[:count])
-            for run in np.split(parked, np.flatnonzero(np.diff(parked) != 1) + 1):
-                if len(run):
-                    self.driver.discard(self.memory, int(run[0]) * self.region_bytes, len(run) * self.region_bytes)
 
     def reap(self, job: int) -> int:
         """Take back all regions of a job whose process has died; returns how many."""
