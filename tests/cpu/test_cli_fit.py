@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,24 @@ def test_it_answers_fits_waits_and_no(trace: str, capsys: pytest.CaptureFixture[
         assert [job["name"] for job in found["jobs"]] == ["job-1", "job-2"]
         assert found["schema_version"] == "zico.fit.v1"
     assert answers == [(0, "fits"), (0, "fits with waiting"), (1, "does not fit")]
+
+
+def test_regions_are_those_of_the_traces_device(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trace of the host is counted in its regions of 4 MiB; one of a GPU by the budget, as ``zico run`` does."""
+    on_gpu = tmp_path / "gpu.ztrace"
+    loop = train(6)
+    write_trace(on_gpu, dataclasses.replace(loop, origin=dataclasses.replace(loop.origin, device="cuda:0")))
+    found = []
+    for files, budget in (([trace], "8GiB"), ([str(on_gpu)], "8GiB"), ([trace, str(on_gpu)], "1GiB")):
+        assert main(["fit", *files, "--budget", budget, "--save", "none", "--json"]) in {0, 1}
+        found.append(json.loads(capsys.readouterr().out)["region_bytes"] >> 20)
+    assert found == [4, 64, 8]
+
+
+def test_a_budget_that_is_no_whole_number_of_regions_is_said(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What of the budget no region covers is not left out silently."""
+    main(["fit", trace, "--budget", "1030MiB", "--region", "16MiB", "--save", "none"])
+    assert "of --budget 1030MiB, 1 GiB are whole regions of 16 MiB" in capsys.readouterr().err
 
 
 def test_the_table_names_job_delay_and_reason(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

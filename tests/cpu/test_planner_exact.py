@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -185,3 +186,22 @@ def test_sizes_of_half_the_address_space_do_not_overflow() -> None:
     big = (1 << 58) - 1
     problem = problem_of([(0, 2, big), (1, 3, big - 2), (2, 4, big)], capacity=2 * big - 2)
     assert peak_of(problem) == 2 * big - 2
+
+
+def test_without_a_deadline_work_ends_the_search() -> None:
+    """A problem too hard to be proved has the same plan every time: steps are counted, not seconds."""
+    random = np.random.default_rng(7)
+    lower = random.integers(0, 60, 60)
+    hard = Problem(lower, lower + random.integers(1, 30, 60), random.integers(1, 1 << 20, 60))
+    answers = [Exact(ExactOptions(work=300_000)).plan(hard, math.inf) for _ in range(2)]
+    assert all(isinstance(answer, Plan) for answer in answers)
+    first, second = (answer.offset_bytes.tolist() for answer in answers if isinstance(answer, Plan))
+    assert first == second
+
+
+def test_what_no_deadline_could_end_is_refused() -> None:
+    """A step takes each section in which a tensor lives: ten thousands of long lives are refused before the first."""
+    n = 20_000
+    answer = Exact().plan(Problem(np.arange(n), np.arange(n) + n, np.ones(n, np.int64)), 0.1)
+    assert isinstance(answer, NoPlan)
+    assert "20000 tensors whose lives overlap are too many for an exact search: ask improve" in answer.detail

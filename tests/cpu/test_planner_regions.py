@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,16 @@ def test_a_run_of_so_many_moves_repeats() -> None:
     problem = iteration(25, np.random.default_rng(1))
     first, second = (place(problem, 32, LONG_S, Options(most_moves=300)).offset_bytes for _ in range(2))
     assert first.tolist() == second.tolist()
+
+
+def test_without_a_deadline_work_ends_the_improvement() -> None:
+    """The answer is the same every time, whatever the clock says: each machine finds this one."""
+    random = np.random.default_rng(3)
+    lower = random.integers(0, 100, 80)
+    problem = Problem(lower, lower + random.integers(1, 40, 80), random.integers(1, 60, 80))
+    first, second = (place(problem, 32, math.inf, Options(most_moves=FEW_MOVES)) for _ in range(2))
+    assert first.offset_bytes.tolist() == second.offset_bytes.tolist()
+    assert first.moves == second.moves > 0
 
 
 def test_no_time_is_a_reason() -> None:

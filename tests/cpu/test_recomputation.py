@@ -6,6 +6,7 @@ import dataclasses
 import heapq
 import itertools
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -151,6 +152,19 @@ def test_planners_end_at_their_deadline(name: str) -> None:
     """Without any time DTR has nothing, and segments are what was tried first."""
     answer = plan(name, chain(9), 6, -1.0)
     assert isinstance(answer, NoPlan)
+
+
+@pytest.mark.parametrize("name", ["checkmate", "checkmate-lp"])
+def test_programs_of_hundreds_of_operations_end_near_their_deadline(name: str) -> None:
+    """Writing a program down and handing it over count, too: the processor works for little more than the deadline."""
+    n = 240
+    backward = [tuple(sorted({n // 2 + k - 1, n // 2 - 1 - k})) for k in range(n // 2)]
+    graph = Graph((1,) * n, (2,) * n, ((), *((i,) for i in range(n // 2 - 1)), *backward), n // 2)
+    began_s = time.thread_time()
+    answer = plan(name, graph, graph.least_bytes + 8, 0.3)
+    assert time.thread_time() - began_s < 3.0
+    assert isinstance(answer, NoPlan)
+    assert answer.reason is Reason.OUT_OF_TIME
 
 
 def test_a_long_chain_is_made_again_without_recursion() -> None:

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from zico.base.errors import CommandError, ConfigError, ProblemError
-from zico.base.settings import DEFAULT_POLICY
+from zico.base.settings import DEFAULT_POLICY, DEFAULT_REGION_BYTES, HOST, cuda_region_bytes
 from zico.base.units import MIB, format_bytes, parse_size
 from zico.cli.options import errors_end_with
 from zico.cli.trace import format_seconds
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from zico.simulator.fit import Fit
     from zico.simulator.jobs_file import Ways
     from zico.simulator.simulate import Load
+    from zico.trace.events import Trace
 
 SCHEMA = "zico.fit.v1"
-DEFAULT_REGION = "64MiB"
 _LARGEST = 1 << 60
+_LEAST_CUDA_REGION = 2 * MIB  # what CUDA maps at once
 _NS_A_SECOND = 1e9
 FITS, DOES_NOT_FIT, FAILED = range(3)
 """Exit codes."""
@@ -71,7 +72,7 @@ class Report:
 @click.command()
 @click.argument("files", type=click.Path(path_type=Path, dir_okay=False), nargs=-1, required=True, metavar="FILE...")
 @click.option("--budget", metavar="SIZE", required=True, help="Memory that all jobs share: 20GiB.")
-@click.option("--region", metavar="SIZE", default=DEFAULT_REGION, show_default=True, help="Unit of memory.")
+@click.option("--region", metavar="SIZE", help="Unit of memory (default: that of zico run on the traces' device).")
 @click.option(
     "--policy", metavar="NAME", default=DEFAULT_POLICY, show_default=True, help=f"The scheduler: {', '.join(POLICIES)}."
 )
@@ -87,7 +88,14 @@ class Report:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @errors_end_with(FAILED)
 def fit(
-    *, files: tuple[Path, ...], budget: str, region: str, policy: str, save: str, device_model: str, as_json: bool
+    *,
+    files: tuple[Path, ...],
+    budget: str,
+    region: str | None,
+    policy: str,
+    save: str,
+    device_model: str,
+    as_json: bool,
 ) -> int:
     """Tell whether jobs fit together into a budget, and how much slower each will be.
 
@@ -97,17 +105,24 @@ def fit(
     from zico.simulator.device_model import device_model_named
     from zico.simulator.fit import Answer, fit_saving
     from zico.simulator.fit import fit as fit_together
+    from zico.trace.files import read_trace
 
-    region_bytes = _size("--region", region)
-    if region_bytes & (region_bytes - 1) or region_bytes < MIB // 16:
-        raise ConfigError(f"--region {region!r}: give a power of two, 64KiB or more")
-    budget_regions = _size("--budget", budget) // region_bytes
-    load_of = {file: _load(file, region_bytes) for file in dict.fromkeys(files)}
+    budget_bytes = _size("--budget", budget)
+    trace_of = {file: read_trace(file) for file in dict.fromkeys(files)}
+    region_bytes = _region(region, budget_bytes, [trace.origin.device for trace in trace_of.values()])
+    budget_regions = budget_bytes // region_bytes
+    if budget_regions * region_bytes != budget_bytes:
+        click.echo(
+            f"zico: of --budget {budget}, {format_bytes(budget_regions * region_bytes)} are whole regions of "
+            f"{format_bytes(region_bytes)}: give a smaller --region to use the rest",
+            err=True,
+        )
+    load_of = {file: _load(file, trace, region_bytes) for file, trace in trace_of.items()}
     loads = [dataclasses.replace(load_of[file], name=name) for file, name in zip(files, _names(files), strict=True)]
     ways = ways_of(save, device_model_named(device_model).copy_bytes_per_s)
     found = fit_together(loads, budget_regions, policy_named(policy), region_bytes)
     if ways is not None and found.answer is not Answer.FITS:
-        less = {file: _less(file, ways, len(files), region_bytes) for file in load_of}
+        less = {file: _less(file, trace, ways, len(files), region_bytes) for file, trace in trace_of.items()}
         loads = [dataclasses.replace(load, less=less[file]) for load, file in zip(loads, files, strict=True)]
         found = fit_saving(loads, budget_regions, policy_named(policy), region_bytes) or found
     report = _report(found, loads, budget_regions, region_bytes, policy)
@@ -125,6 +140,17 @@ def _size(option: str, text: str) -> int:
         raise ConfigError(f"{option}: {error}") from None
 
 
+def _region(region: str | None, budget_bytes: int, devices: Sequence[str]) -> int:
+    """Return the bytes of a region: as given, or as ``zico run`` would take them for jobs of these devices."""
+    if region is None:
+        on_host = all(device == HOST or device.startswith("cpu") for device in devices)
+        return DEFAULT_REGION_BYTES if on_host else max(cuda_region_bytes(budget_bytes), _LEAST_CUDA_REGION)
+    region_bytes = _size("--region", region)
+    if region_bytes & (region_bytes - 1) or region_bytes < MIB // 16:
+        raise ConfigError(f"--region {region!r}: give a power of two, 64KiB or more")
+    return region_bytes
+
+
 def _names(files: Sequence[Path]) -> list[str]:
     """Return the files' own names, numbered where two are alike."""
     stems = [file.name.split(".")[0] or file.name for file in files]
@@ -136,14 +162,13 @@ def _names(files: Sequence[Path]) -> list[str]:
     return names
 
 
-def _load(file: Path, region_bytes: int) -> Load:
+def _load(file: Path, trace: Trace, region_bytes: int) -> Load:
     """Return a trace's iteration in regions, as a plan for regions lays it out."""
     from zico.planning.packing.files import iteration_problem
     from zico.simulator.jobs_file import held_in_regions, profile_of
     from zico.simulator.simulate import Load
-    from zico.trace.files import read_trace
 
-    problem = iteration_problem(read_trace(file)).problem
+    problem = iteration_problem(trace).problem
     if problem.tick_ns is None or problem.tick_ns[-1] <= problem.tick_ns[0]:
         raise CommandError(f"{file}: the trace has no times: record it with zico trace", exit_code=FAILED)
     try:
@@ -153,14 +178,13 @@ def _load(file: Path, region_bytes: int) -> Load:
     return Load(file.name, profile_of(held, problem.tick_ns[: len(held) + 1]), int(held.min()))
 
 
-def _less(file: Path, ways: Ways, jobs: int, region_bytes: int) -> tuple[OperatingPoint, ...]:
+def _less(file: Path, trace: Trace, ways: Ways, jobs: int, region_bytes: int) -> tuple[OperatingPoint, ...]:
     """Return how a trace's job could do with less, in regions. Takes half a minute."""
     from zico.simulator.jobs_file import less_in_regions
-    from zico.trace.files import read_trace
 
     if sys.stderr.isatty():
         click.echo(f"zico: planning how {file.name} could do with less", err=True)
-    return less_in_regions(ways(read_trace(file), jobs), region_bytes)
+    return less_in_regions(ways(trace, jobs), region_bytes)
 
 
 def _report(found: Fit, loads: Sequence[Load], budget_regions: int, region_bytes: int, policy: str) -> Report:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # it.
 
 MOST_BINS = 256
-_PLAN_S = 2.0
+_PLAN_WORK = 2_000_000  # moves, each times the tensors: about two seconds, and the same answer on every machine
 _EVENTS_A_BIN = 6  # log2: a job's progress is seen in 64 places of each bin, as real jobs' allocations show it
 
 
@@ -50,11 +50,11 @@ def held_in_regions(problem: Problem, region_bytes: int) -> NDArray[np.int64]:
     from zico.planning.packing.compare import warm
     from zico.planning.packing.judge import held_regions
     from zico.planning.packing.problem import Plan
-    from zico.planning.packing.regions import Regions
+    from zico.planning.packing.regions import Options, Regions
 
-    planner = Regions(region_bytes)
+    planner = Regions(region_bytes, Options(most_moves=_PLAN_WORK // max(len(problem), 1)))
     warm(planner)
-    plan = planner.plan(problem, _PLAN_S)
+    plan = planner.plan(problem, math.inf)
     if not isinstance(plan, Plan):
         raise ProblemError(f"{plan.reason.value}: {plan.detail}")
     return held_regions(problem, plan, region_bytes)

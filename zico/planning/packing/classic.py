@@ -31,7 +31,7 @@ import numpy as np
 
 from zico.base.compiled import compiled
 from zico.base.libc import monotonic_ns
-from zico.planning.packing.problem import NoPlan, Plan, Reason, refusal
+from zico.planning.packing.problem import NoPlan, Plan, Reason, limits_of, refusal
 
 if TYPE_CHECKING:
     from zico.planning.packing.problem import Int64s, Problem
@@ -91,7 +91,7 @@ class Classic:
         if self._resident_first:
             order = order[np.argsort(problem.upper[order] < problem.n_ticks, kind="stable")]
         sizes = aligned(problem.size_bytes, problem.alignment_bytes)
-        deadline_ns = began_ns + int(deadline_s * 1e9)
+        deadline_ns, _ = limits_of(began_ns, deadline_s, 0)  # the orders end by themselves
         best_fit = self._fit is Fit.BEST
         peak = place_in_order(order, problem.lower, problem.upper, sizes, best_fit, deadline_ns, offsets)
         elapsed_s = (time.monotonic_ns() - began_ns) / 1e9

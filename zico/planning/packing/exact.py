@@ -51,9 +51,10 @@ from zico.planning.packing.exact_state import (
     next_level,
     part_of,
     reset,
+    sections,
     unit_bytes,
 )
-from zico.planning.packing.problem import NoPlan, Plan, Problem, Reason, refusal
+from zico.planning.packing.problem import NoPlan, Plan, Problem, Reason, limits_of, refusal
 
 if TYPE_CHECKING:
     from zico.planning.packing.problem import Int64s
@@ -73,8 +74,8 @@ FOUND, INFEASIBLE, STOPPED, TOO_DEEP = range(4)
 RAISE = -1
 """The answer "nothing lies here", among tensors."""
 OPEN, DEAD, DONE, FULL = range(4)
-STEPS_PER_LOOK = 64
-"""Steps between two looks at the clock: well under 10 ms for a thousand tensors."""
+LOOK_AFTER = 1 << 16
+"""Tensors, one for each tensor of a step, between two looks at the clock: under 10 ms for a thousand tensors."""
 
 
 class Stack(NamedTuple):
@@ -304,10 +305,11 @@ def search(state: State, rules: Rules, how: int, stack: Stack, limits: tuple[int
         limits: The number of steps, and the time of ``time.monotonic_ns``, after which to stop.
     """
     depth, steps = 0, 0
+    per_look = max(1, LOOK_AFTER // len(state.size))
     stack.n_hung[0] = stack.n_saved[0] = 0
     while True:
         steps += 1
-        if steps > limits[0] or (steps % STEPS_PER_LOOK == 0 and monotonic_ns() > limits[1]):
+        if steps > limits[0] or (steps % per_look == 0 and monotonic_ns() > limits[1]):
             return STOPPED, steps
         status = _open(state, rules, how, stack, depth)
         if status == DONE:
@@ -368,6 +370,10 @@ class Orders:
 
 NO_LIMIT = 1 << 62
 TURNS_PER_BISECTION = 24
+MOST_TENSORS = 10_000
+"""Of a group: a question looks at pairs of tensors."""
+MOST_LIVES = 1 << 22
+"""Sections in which the tensors of a group live, all together: a step looks at each, and clocks are read between."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -383,6 +389,8 @@ class ExactOptions:
     restarts: bool = True
     """Let many orders take turns; otherwise search once, with the first."""
     seed: int = 0
+    work: int = 200_000_000
+    """Steps, each times the tensors of its group, where no deadline was given: about ten seconds."""
 
     def rules(self, *, whole: bool) -> Rules:
         """Return the inferences to use; nothing hangs from a capacity that is not a ``whole`` number of alignments."""
@@ -401,7 +409,7 @@ class Group:
         self.capacity_bytes: int | None = None
         self.orders: Orders
 
-    def fit(self, capacity_bytes: int, turns: int, deadline_ns: int) -> int:
+    def fit(self, capacity_bytes: int, turns: int, effort: Effort) -> int:
         """Search for a plan within a capacity; returns what the last search did. A plan lies in ``offset_bytes``."""
         if capacity_bytes != self.capacity_bytes:
             self.capacity_bytes = capacity_bytes
@@ -410,11 +418,13 @@ class Group:
             self.orders = Orders(self.state, self.options.seed)
         rules = self.options.rules(whole=capacity_bytes % self.problem.alignment_bytes == 0)
         ended = STOPPED
-        while turns > 0 and ended == STOPPED and time.monotonic_ns() < deadline_ns:
+        n = len(self.problem)
+        while turns > 0 and ended == STOPPED and effort.is_left:
             how, limit = self.orders.next_turn()
             reset(self.state, self.problem, capacity_bytes)
-            limits = (limit if self.options.restarts else NO_LIMIT, deadline_ns)
-            ended, _ = search(self.state, rules, how, self.stack, limits)
+            most = min(limit if self.options.restarts else NO_LIMIT, -(-effort.work // n))
+            ended, steps = search(self.state, rules, how, self.stack, (most, effort.deadline_ns))
+            effort.work -= steps * n
             turns -= 1
             if ended == TOO_DEEP:
                 self.stack = make_stack(self.state, 2 * len(self.stack.left))
@@ -434,6 +444,29 @@ def split(problem: Problem) -> list[Int64s]:
     return np.split(order, 1 + np.flatnonzero(problem.lower[order][1:] >= latest[:-1])) if len(order) else []
 
 
+def is_too_large(problem: Problem, members: Int64s) -> bool:
+    """Tell whether a step of the search of a group would take so long that no deadline could be kept."""
+    if len(members) ** 2 <= MOST_LIVES or len(members) > MOST_TENSORS:
+        return len(members) > MOST_TENSORS
+    left, right, _ = sections(_part(problem, members))
+    return int((right - left).sum()) > MOST_LIVES
+
+
+@dataclasses.dataclass
+class Effort:
+    """What a search may still take."""
+
+    deadline_ns: int
+    """By ``time.monotonic_ns``."""
+    work: int
+    """Steps, each times the tensors of its group."""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether there is any."""
+        return self.work > 0 and time.monotonic_ns() < self.deadline_ns
+
+
 class Exact:
     """A planner for hard problems, with proofs. For training traces of thousands of tensors, use ``improve``."""
 
@@ -449,15 +482,20 @@ class Exact:
         Args:
             problem: What to place. With a capacity, any plan within it will do.
             deadline_s: Seconds to take at most. Without a capacity, all of them unless the peak is
-                proved the lowest.
+                proved the lowest. ``math.inf``: the options' work ends the search.
         """
         began_ns = time.monotonic_ns()
-        deadline_ns = began_ns + int(deadline_s * 1e9)
-        found = Joint(problem, self.options)
+        effort = Effort(*limits_of(began_ns, deadline_s, self.options.work))
+        members = split(problem)
+        large = next((each for each in members if is_too_large(problem, each)), None)
+        if large is not None:
+            detail = f"{len(large)} tensors whose lives overlap are too many for an exact search: ask improve"
+            return NoPlan(Reason.NOT_FOUND, self.name, 0.0, detail)
+        found = Joint(problem, members, self.options)
         if problem.capacity_bytes is None:
-            reason = found.minimise(deadline_ns)
+            reason = found.minimise(effort)
         else:
-            reason = found.fit(problem.capacity_bytes, NO_LIMIT, deadline_ns)
+            reason = found.fit(problem.capacity_bytes, NO_LIMIT, effort)
         elapsed_s = (time.monotonic_ns() - began_ns) / 1e9
         if found.offset_bytes is None:
             return refusal(problem, reason or Reason.OUT_OF_TIME, self.name, elapsed_s)
@@ -468,24 +506,29 @@ class Exact:
 class Joint:
     """All groups of a problem, and the best plan found for all of them together."""
 
-    def __init__(self, problem: Problem, options: ExactOptions) -> None:
-        """Begin without a plan."""
+    def __init__(self, problem: Problem, members: list[Int64s], options: ExactOptions) -> None:
+        """Begin without a plan; ``members`` are the groups' tensors, as ``split`` tells them apart."""
         self.problem = problem
-        self.members = split(problem)
+        self.members = members
         self.options = options
-        self.groups = [Group(_part(problem, members), options) for members in self.members]
+        self.groups: list[Group] = []
         self.offset_bytes: Int64s | None = None
         self.peak_bytes = NO_LIMIT
         self.proved_bytes = problem.peak_live_bytes
         """No plan's peak is lower."""
 
-    def fit(self, capacity_bytes: int, turns: int, deadline_ns: int) -> Reason | None:
+    def fit(self, capacity_bytes: int, turns: int, effort: Effort) -> Reason | None:
         """Search for a plan within a capacity; ``None``: it is in ``offset_bytes``."""
         if capacity_bytes < self.proved_bytes:
             return Reason.INFEASIBLE
         offset_bytes = np.zeros(len(self.problem), np.int64)
-        for members, group in zip(self.members, self.groups, strict=True):
-            ended = group.fit(capacity_bytes, turns, deadline_ns)
+        for number, members in enumerate(self.members):
+            if not effort.is_left:
+                return Reason.OUT_OF_TIME
+            if number == len(self.groups):
+                self.groups.append(Group(_part(self.problem, members), self.options))
+            group = self.groups[number]
+            ended = group.fit(capacity_bytes, turns, effort)
             if ended == INFEASIBLE:
                 self.proved_bytes = max(self.proved_bytes, capacity_bytes + 1)
                 return Reason.INFEASIBLE
@@ -496,17 +539,17 @@ class Joint:
         self.peak_bytes = int((offset_bytes + self.problem.size_bytes).max(initial=0))
         return None
 
-    def minimise(self, deadline_ns: int) -> Reason | None:
-        """Search for lower and lower peaks, until the lowest is proved or time is over."""
+    def minimise(self, effort: Effort) -> Reason | None:
+        """Search for lower and lower peaks, until the lowest is proved or the effort is used up."""
         room_bytes = int(self.problem.size_bytes.sum()) + len(self.problem) * self.problem.alignment_bytes
-        reason = self.fit(room_bytes, NO_LIMIT, deadline_ns)
+        reason = self.fit(room_bytes, NO_LIMIT, effort)
         for turns in (TURNS_PER_BISECTION << doubling for doubling in itertools.count()):
             lower, target = self.proved_bytes, self.proved_bytes
-            while lower < self.peak_bytes and time.monotonic_ns() < deadline_ns:
-                if self.fit(target, turns, deadline_ns) is not None:
+            while lower < self.peak_bytes and effort.is_left:
+                if self.fit(target, turns, effort) is not None:
                     lower = target + 1
                 target = (lower + self.peak_bytes) // 2
-            if self.proved_bytes >= self.peak_bytes or time.monotonic_ns() >= deadline_ns:
+            if self.proved_bytes >= self.peak_bytes or not effort.is_left:
                 break
         return reason
 

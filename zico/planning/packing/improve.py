@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ from zico.planning.packing.classic import (
     place_in_order,
     too_large,
 )
-from zico.planning.packing.problem import NoPlan, Plan, Reason
+from zico.planning.packing.problem import FOREVER_NS, NoPlan, Plan, Reason, limits_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -296,6 +297,8 @@ def peel(order: Int64s, lower: Int64s, upper: Int64s, sizes: Int64s, offsets: In
 _ORDERS = tuple((order, fit) for order in (Order.SIZE, Order.START, Order.DURATION, Order.AREA) for fit in Fit)
 _MOST_EXACT = 1000  # tensors; for more, the exact planner is too slow
 _EXACT_TIME = 1 / 3  # of what is left
+WORK = 2_000_000_000
+"""Steps, each times the tensors of its core, where no deadline was given: about ten seconds."""
 _LEAST_SHARE = 0.1  # of the gap to the goal; where less fails, more patience for more is better
 
 
@@ -332,7 +335,7 @@ class Improve:
             ``NOT_FOUND`` if nothing fitted.
         """
         began_ns = time.monotonic_ns()
-        deadline_ns = began_ns + int(deadline_s * 1e9)
+        deadline_ns, work = limits_of(began_ns, deadline_s, WORK)
         refusal = too_large(problem, self.name)
         if refusal is not None:
             return refusal
@@ -344,7 +347,7 @@ class Improve:
         if not all(self._place(core, goal, deadline_ns, offsets) for core in cores):
             return NoPlan(Reason.OUT_OF_TIME, self.name, (time.monotonic_ns() - began_ns) / 1e9)
         if self._options.eject:
-            self._eject(cores, goal, deadline_ns, offsets)
+            self._eject(cores, goal, (deadline_ns, work), offsets)
         now_ns = time.monotonic_ns()
         found = finished(problem, offsets, self.name, (now_ns - began_ns) / 1e9)
         if isinstance(found, NoPlan) and now_ns >= deadline_ns:
@@ -368,23 +371,28 @@ class Improve:
                 break
         return best is not None
 
-    def _eject(self, cores: list[Core], goal: int, deadline_ns: int, offsets: Int64s) -> None:
-        """Lower the tops of all cores to the goal, the highest first; each gets an equal share of what time is left."""
+    def _eject(self, cores: list[Core], goal: int, limits: tuple[int, int], offsets: Int64s) -> None:
+        """Lower the tops of all cores to the goal, the highest first; each gets an equal share of time and work."""
+        deadline_ns, work = limits
         tops = [core.base_bytes + peak_of(core.problem, offsets[core.tensors] - core.base_bytes) for core in cores]
         above = sorted((k for k, top in enumerate(tops) if top > goal), key=lambda k: tops[k])
+        share = work // max(len(above), 1)
         while above:
             now_ns = time.monotonic_ns()
-            end_ns = now_ns + (deadline_ns - now_ns) // len(above)
+            end_ns = deadline_ns if deadline_ns == FOREVER_NS else now_ns + (deadline_ns - now_ns) // len(above)
             core = cores[above.pop()]
             relative = offsets[core.tensors] - core.base_bytes
-            offsets[core.tensors] = core.base_bytes + self._lowered(core, goal - core.base_bytes, relative, end_ns)
+            found = self._lowered(core, goal - core.base_bytes, relative, (end_ns, share))
+            offsets[core.tensors] = core.base_bytes + found
 
-    def _lowered(self, core: Core, goal: int, best: Int64s, deadline_ns: int) -> Int64s:
-        """Return offsets whose top is as near to the goal as the deadline lets it be."""
+    def _lowered(self, core: Core, goal: int, best: Int64s, limits: tuple[int, int]) -> Int64s:
+        """Return offsets whose top is as near to the goal as time and work let it be."""
+        deadline_ns, work = limits
         search = Ejection(core.problem, self._options.seed)
         alignment_bytes = core.problem.alignment_bytes
         top = peak_of(core.problem, best)
-        share, steps, left, asked = 0.5, 2 * len(best), self._options.most_steps, False
+        share, steps, asked = 0.5, 2 * len(best), False
+        left = min(self._options.most_steps, work // len(best))
         while top > goal and left > 0 and time.monotonic_ns() < deadline_ns:
             limit = top - max(1, int((top - goal) * share))
             steps = min(steps, left)
@@ -407,6 +415,6 @@ class Improve:
             return None
         from zico.planning.packing.exact import Exact
 
-        left_s = (deadline_ns - time.monotonic_ns()) / 1e9
+        left_s = math.inf if deadline_ns == FOREVER_NS else (deadline_ns - time.monotonic_ns()) / 1e9
         answer = Exact().plan(dataclasses.replace(problem, capacity_bytes=goal), left_s * _EXACT_TIME)
         return answer.offset_bytes if isinstance(answer, Plan) else None

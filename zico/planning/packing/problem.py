@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import math
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ from zico.base.errors import ProblemError
 
 Int64s = NDArray[np.int64]
 
+_LONGEST_S = 1e9
 LARGEST = 1 << 60
 """Bytes or ticks: sums of a problem's numbers must stay below 2**63."""
 
@@ -158,11 +160,29 @@ def refusal(problem: Problem, reason: Reason, planner: str, elapsed_s: float) ->
     return NoPlan(reason, planner, elapsed_s, detail)
 
 
+FOREVER_NS = 1 << 62
+"""A time of ``time.monotonic_ns`` that never comes."""
+
+
+def limits_of(began_ns: int, deadline_s: float, work: int) -> tuple[int, int]:
+    """Return when a search ends, by ``time.monotonic_ns``, and how much it works at most.
+
+    One of them is no limit: work where no deadline was given, so that the same problem has the same
+    answer on every machine; else the deadline.
+    """
+    if math.isinf(deadline_s):
+        return FOREVER_NS, work
+    return min(began_ns + int(min(deadline_s, _LONGEST_S) * 1e9), FOREVER_NS), FOREVER_NS
+
+
 class Planner(Protocol):
     """Something that places tensors. Pure: the same problem gives the same plan unless the deadline cuts it short."""
 
     name: str
 
     def plan(self, problem: Problem, deadline_s: float) -> Plan | NoPlan:
-        """Return a plan; looks at the clock often enough to answer within a tenth more than the deadline."""
+        """Return a plan; looks at the clock often enough to answer within a tenth more than the deadline.
+
+        ``math.inf`` is no deadline: the planner's own count of its work ends the search.
+        """
         ...

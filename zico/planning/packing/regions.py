@@ -29,13 +29,15 @@ import numpy as np
 from zico.base.errors import ProblemError
 from zico.planning.packing import regions_packing as packing
 from zico.planning.packing import regions_search as searching
-from zico.planning.packing.problem import LARGEST, NoPlan, Plan, Reason, refusal
+from zico.planning.packing.problem import LARGEST, NoPlan, Plan, Reason, limits_of, refusal
 
 if TYPE_CHECKING:
     from zico.planning.packing.problem import Int64s, Problem
 
 MOST_SLOTS = 1 << 24
 """Problems whose tensors, laid end to end, take more are refused: bookkeeping takes 32 bytes a slot."""
+WORK = 10_000_000
+"""Moves, each times the tensors, where no deadline was given: about ten seconds."""
 _TICK_SHARE = 1e-3
 """What ticks weigh beside their time: those that take none count a little, too."""
 _STEEP = 300.0
@@ -126,7 +128,7 @@ def place(
     Args:
         problem: The tensors.
         region_bytes: A multiple of the problem's alignment.
-        deadline_s: Seconds.
+        deadline_s: Seconds. ``math.inf``: ``WORK`` ends the improvement.
         options: Parts of the planner to leave out.
         lying_bytes: The offset at which a tensor lies already and stays, -1 for those to be placed;
             ``None``: all are.
@@ -135,8 +137,8 @@ def place(
         ProblemError: The region is no multiple of the alignment, or there are too many slots to
             keep books on.
     """
-    deadline_ns = time.monotonic_ns() + int(deadline_s * 1e9)
     n = len(problem)
+    deadline_ns, work = limits_of(time.monotonic_ns(), deadline_s, WORK)
     offsets = np.zeros(n, np.int64)
     if n == 0:
         return Placed(None, offsets, 0, 0.0, 0, optimal=True, moves=0)
@@ -150,7 +152,7 @@ def place(
     effort = searching.Effort(
         blink=_BLINK if options.blink else 0,
         heat=_HEAT if options.anneal else 0.0,
-        most_moves=options.most_moves,
+        most_moves=min(options.most_moves, work // max(n, 1)),
         starts=0 if not options.improve else _STARTS if options.restart else 1,
     )
     status = searching.search(p, found, orders, piled, effort, deadline_ns)

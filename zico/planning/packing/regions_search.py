@@ -22,6 +22,7 @@ from numba import types
 
 from zico.base.compiled import compiled, entry, inlined
 from zico.base.libc import monotonic_ns
+from zico.planning.packing.problem import FOREVER_NS
 from zico.planning.packing.regions_packing import (
     EVERYWHERE,
     EXCESS,
@@ -302,7 +303,8 @@ def _improve(p: Packing, found: Found, effort: Effort, most_moves: int, deadline
             now_ns = monotonic_ns()
             if now_ns >= deadline_ns:
                 break
-            left = 1.0 - max((now_ns - begun_ns) / (deadline_ns - begun_ns), moves / most_moves)
+            passed = 0.0 if deadline_ns == FOREVER_NS else (now_ns - begun_ns) / (deadline_ns - begun_ns)
+            left = 1.0 - max(passed, moves / most_moves)
         if _move(p, found, effort.blink, effort.heat * left):
             _keep_if_best(p, found)
         moves += 1
@@ -341,5 +343,6 @@ def search(p: Packing, found: Found, orders: Ints, piled: Ints, effort: Effort, 
         found.scores[start] = np.inf
         now_ns = monotonic_ns()
         if found.figures[OPTIMAL] == 0.0 and _build(p, orders[start], piled[start], deadline_ns) == BUILT:
-            _improve(p, found, effort, effort.most_moves // starts, now_ns + (deadline_ns - now_ns) // left)
+            end_ns = deadline_ns if deadline_ns == FOREVER_NS else now_ns + (deadline_ns - now_ns) // left
+            _improve(p, found, effort, effort.most_moves // starts, end_ns)
     return BUILT

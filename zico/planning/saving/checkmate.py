@@ -7,6 +7,9 @@ P. Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Remater
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,8 @@ from zico.planning.saving.recomputation import judge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from scipy.optimize import LinearConstraint
 
     from zico.planning.saving.recomputation import Graph, Order
 
@@ -41,18 +46,31 @@ MOST_OPS = 256
 """The program has some five variables for each pair of operations: above, it is not tried."""
 
 
+class _OutOfTime(Exception):  # noqa: N818 - control flow, of this module alone
+    """The deadline has passed while a program was written down or handed over."""
+
+
 class _Program:
     """The mixed integer program as sparse rows."""
 
-    def __init__(self, graph: Graph, limit_bytes: int) -> None:
+    def __init__(self, graph: Graph, limit_bytes: int, end_s: float) -> None:
+        """Write the program down; an ``OutOfTime`` after ``end_s``, by ``time.monotonic``."""
         n = len(graph)
+        self._end_s = end_s
         self.graph, self.n = graph, n
         self._columns: dict[tuple[str, int, int, int], int] = {}
         self._rows: list[tuple[dict[int, float], float, float]] = []
         self.scale = max(1, *graph.size_bytes)
         self.limit = limit_bytes / self.scale
         for t in range(n):
+            self._left_s()
             self._stage(t)
+
+    def _left_s(self) -> float:
+        left_s = self._end_s - time.monotonic()
+        if left_s <= 0:
+            raise _OutOfTime
+        return left_s
 
     def run(self, t: int, i: int) -> int:
         return self._column("run", t, i)
@@ -109,11 +127,22 @@ class _Program:
                 self._row(hazards | {frees: 1.0}, 0.0, np.inf)
                 self._row(hazards | {frees: float(most)}, -np.inf, most - 1.0)
 
-    def solve(self, deadline_s: float, share: float = 1.0, *, relaxed: bool = False) -> tuple[_Solution | None, bool]:
+    @functools.cached_property
+    def _constraints(self) -> LinearConstraint:
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import csr_array
+
+        terms = [row[0] for row in self._rows]
+        begins = np.cumsum([0, *map(len, terms)])
+        columns = np.fromiter(itertools.chain.from_iterable(terms), np.int64, begins[-1])
+        values = np.fromiter(itertools.chain.from_iterable(each.values() for each in terms), np.float64, begins[-1])
+        matrix = csr_array((values, columns, begins), shape=(len(terms), len(self._columns)))
+        return LinearConstraint(matrix, [row[1] for row in self._rows], [row[2] for row in self._rows])
+
+    def solve(self, share: float = 1.0, *, relaxed: bool = False) -> tuple[_Solution | None, bool]:
         """Return what stays and what runs, and whether that, or that there is nothing, is proved."""
         try:
-            from scipy.optimize import Bounds, LinearConstraint, milp
-            from scipy.sparse import csr_array
+            from scipy.optimize import Bounds, milp
         except ImportError:
             raise ConfigError("the programs of Checkmate need SciPy: pip install 'zico[swap]'") from None
         n_columns = len(self._columns)
@@ -124,18 +153,14 @@ class _Program:
                 cost[column] = self.graph.cost_ns[i] / cost_scale
             elif kind == "used":
                 high[column], whole[column] = self.limit * share - self.graph.rest(t) / self.scale, 0
-        entries = [(r, c, v) for r, (terms, _, _) in enumerate(self._rows) for c, v in terms.items()]
-        rows, columns, values = zip(*entries, strict=True)
-        matrix = csr_array((values, (rows, columns)), shape=(len(self._rows), n_columns))
-        low_of, high_of = np.array([row[1] for row in self._rows]), np.array([row[2] for row in self._rows])
         if (high < 0).any():  # a share of the limit is below what is held besides results
             return None, False
         answer = milp(
             cost,
-            constraints=LinearConstraint(matrix, low_of, high_of),
+            constraints=self._constraints,
             bounds=Bounds(np.zeros(n_columns), high),
             integrality=np.zeros(n_columns) if relaxed else whole,
-            options={"time_limit": deadline_s},
+            options={"time_limit": self._left_s()},
         )
         return (None if answer.x is None else _Solution(self, answer.x)), answer.status in _PROVED
 
@@ -164,13 +189,15 @@ class _Solution:
 def _rounded(graph: Graph, found: _Solution) -> Order:
     """Return the schedule of two-phase rounding: what stays is rounded, and the least runs that this needs."""
     order: list[int] = []
+    made: set[int] = set()
     for t in range(len(graph)):
-        held = {result for result in found.staying(t) if graph.maker[result] in order}
+        held = {result for result in found.staying(t) if graph.maker[result] in made}
         wanted = {t} | {graph.maker[result] for result in found.staying(t + 1) - held}
         for op in range(t, -1, -1):
             if op in wanted:
                 wanted |= {graph.maker[result] for result in set(graph.inputs[op]) - held}
         order += sorted(wanted)
+        made |= wanted
     return tuple(order)
 
 
@@ -180,14 +207,19 @@ def least_cost_ns(graph: Graph, limit_bytes: int, deadline_s: float) -> float | 
     What an operation with several results makes again while it is held is counted twice, as in the
     program, so that it is no bound where schedules do that.
     """
-    program = _Program(graph, limit_bytes)
-    found, is_proved = program.solve(deadline_s, relaxed=True)
+    try:
+        found, is_proved = _Program(graph, limit_bytes, time.monotonic() + deadline_s).solve(relaxed=True)
+    except _OutOfTime:
+        return None
     return found.cost_ns() if found is not None and is_proved else None
 
 
 def checkmate(graph: Graph, limit_bytes: int, deadline_s: float) -> tuple[Order | None, bool]:
     """Return the best schedule that the program has at the deadline, and whether it is proved to be the best."""
-    found, is_proved = _Program(graph, limit_bytes).solve(deadline_s)
+    try:
+        found, is_proved = _Program(graph, limit_bytes, time.monotonic() + deadline_s).solve()
+    except _OutOfTime:
+        return None, False
     # Where operations have several results, it counts twice what is made again while it is held.
     is_proved &= graph.maker == tuple(range(len(graph)))
     if found is None:
@@ -197,11 +229,11 @@ def checkmate(graph: Graph, limit_bytes: int, deadline_s: float) -> tuple[Order 
 
 def checkmate_lp(graph: Graph, limit_bytes: int, deadline_s: float) -> tuple[Order | None, bool]:
     """Return the first rounded schedule that keeps the limit; nothing is proved of it."""
-    program = _Program(graph, limit_bytes)
-    end_s = time.monotonic() + deadline_s
-    for share in _LP_SHARES:
-        found, _ = program.solve(max(0.0, end_s - time.monotonic()), share, relaxed=True)
-        order = None if found is None else _rounded(graph, found)
-        if order is not None and judge(graph, order, limit_bytes).broken is None:
-            return order, False
+    with contextlib.suppress(_OutOfTime):
+        program = _Program(graph, limit_bytes, time.monotonic() + deadline_s)
+        for share in _LP_SHARES:
+            found, _ = program.solve(share, relaxed=True)
+            order = None if found is None else _rounded(graph, found)
+            if order is not None and judge(graph, order, limit_bytes).broken is None:
+                return order, False
     return None, False

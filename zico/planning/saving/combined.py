@@ -80,7 +80,7 @@ class Recomputing:
         began_s = time.monotonic()
         limit = asked = limit_of(problem)
         for _ in range(_TRIES):
-            answer = schedules.plan(self.name, graph, limit, deadline_s)
+            answer = schedules.plan(self.name, graph, limit, began_s + deadline_s - time.monotonic())
             if isinstance(answer, NoPlan):
                 return answer
             made = rewritten(problem, graph, answer.order).problem

@@ -230,8 +230,12 @@ def plan(name: str, graph: Graph, limit_bytes: int, deadline_s: float) -> Schedu
         return Schedule(straight, name, time.monotonic() - began_s, optimal=True)
     order, optimal = PLANNERS[name](graph, limit_bytes, deadline_s)
     if order is None:
-        reason = Reason.INFEASIBLE if optimal else Reason.NOT_FOUND
-        return none(reason, f"no schedule holds {format_bytes(limit_bytes)}, {limit_bytes} bytes, or less")
+        if not optimal and time.monotonic() - began_s >= deadline_s:
+            reason, what = Reason.OUT_OF_TIME, f"nothing found in {deadline_s:.3g} s: give it longer"
+        else:
+            reason = Reason.INFEASIBLE if optimal else Reason.NOT_FOUND
+            what = f"no schedule holds {format_bytes(limit_bytes)}, {limit_bytes} bytes, or less"
+        return none(reason, what)
     broken = judge(graph, order, limit_bytes).broken
     if broken is not None:
         return none(Reason.NOT_FOUND, broken)
