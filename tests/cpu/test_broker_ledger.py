@@ -209,6 +209,7 @@ def test_a_report_has_the_figures_of_jobs_gone_and_present() -> None:
     assert (report.jobs[1].iterations_per_s, report.jobs[1].pool_fraction, report.jobs[1].oom) == (0, 0, None)
     assert report.pool == m.PoolReport(
         region_bytes=MIB,
+        last_budget_bytes=16 * MIB,
         peak_granted_bytes=9 * MIB,
         peak_physical_bytes=7 * MIB,
         recoveries=1,
@@ -324,7 +325,7 @@ def test_the_record_has_samples_boundaries_and_waits(tmp_path: Path) -> None:
     ledger = new_ledger()
     header, jobs = empty_table()
     join(ledger, 0, "a")
-    set_fields(jobs[0], state=JobState.RUNNING, held=2)
+    set_fields(jobs[0], state=JobState.RUNNING, held=2, peak_held=8)
     ledger.observe(header.copy(), jobs.copy(), MIB, BEGAN_NS + S)
     set_fields(jobs[0], state=JobState.BOUNDARY, iteration=1, last_boundary_ns=BEGAN_NS + 2 * S - S // 4)
     set_fields(jobs[0], boundary_since_ns=BEGAN_NS + 2 * S - S // 4)
@@ -345,7 +346,9 @@ def test_the_record_has_samples_boundaries_and_waits(tmp_path: Path) -> None:
     assert got["out_bytes"].tolist() == [[0, 0], [3 * MIB, 0], [0, 0]]
     assert got["physical_bytes"].tolist() == [MIB, MIB, 5 * MIB]
     assert (got["budget_t_s"].tolist(), got["budget_bytes"].tolist()) == ([0.0, 2.0], [16 * MIB, 9 * MIB])
+    assert ledger.report(BEGAN_NS + 4 * S).pool.last_budget_bytes == 9 * MIB
     assert got["names"].tolist() == ["a", "b"]
+    assert got["peak_bytes"].tolist() == [8 * MIB, 0]
     assert (got["boundary_job"].tolist(), got["boundary_t_s"].tolist()) == ([0], [1.75])
     assert (got["wait_job"].tolist(), got["wait_kind"].tolist()) == ([0, 1], [0, 1])
     assert got["wait_t_s"].tolist() == [[1.75, 2.5], [3.0, 4.0]]
@@ -412,7 +415,7 @@ def test_an_empty_record_has_all_arrays(tmp_path: Path) -> None:
     with np.load(tmp_path / "record.npz", allow_pickle=False) as record:
         shapes = {name: record[name].shape for name in record.files}
     assert shapes == {
-        **dict.fromkeys(["t_s", "physical_bytes", "names", "boundary_job", "boundary_t_s"], (0,)),
+        **dict.fromkeys(["t_s", "physical_bytes", "names", "peak_bytes", "boundary_job", "boundary_t_s"], (0,)),
         **dict.fromkeys(["wait_job", "wait_kind", "blocker_wait", "blocker_job"], (0,)),
         **dict.fromkeys(["iteration_s", "persistent_bytes", "profile_job", "profile_t_s", "profile_bytes"], (0,)),
         **dict.fromkeys(["held_bytes", "out_bytes"], (0, 0)),

@@ -29,8 +29,9 @@ from zico.report.model import (
     owner_of,
     read_record,
     to_json,
+    together,
 )
-from zico.report.table import attention_lines, saving_rows, write_table
+from zico.report.table import attention_lines, pool_lines, saving_rows, write_table
 
 PROMISED_JOB = {
     "name",
@@ -192,6 +193,32 @@ def test_the_table_is_plain_where_there_is_no_terminal() -> None:
     assert "budget 64 MiB (--budget)" in text
 
 
+@pytest.mark.parametrize(
+    ("last_bytes", "told"),
+    [
+        (0, ["budget 64 MiB (--budget)", "is 91% of the sum of the jobs' own peaks"]),
+        (64 * MIB, ["budget 64 MiB (--budget)", "is 91% of the sum of the jobs' own peaks"]),
+        (
+            35 * MIB,
+            ["budget 64 MiB (--budget), 35 MiB in the end", "is 50% of the sum of the jobs' own peaks"],
+        ),
+        (GIB, ["budget 64 MiB (--budget), 1 GiB in the end", "holds all jobs' own peaks at the same time"]),
+    ],
+)
+def test_the_budget_is_told_as_it_was_in_the_end(last_bytes: int, told: list[str]) -> None:
+    """Also beside the peaks, which it may hold several times over, and to a job that was out of memory."""
+    refused = RefusedRequest(request_bytes=40 * MIB, held_bytes=1100 * MIB)
+    ended = outcome(job_report("a", 40 * MIB, refused), job_report("b", 30 * MIB))
+    pool = msgspec.structs.replace(ended.reports[0].pool, last_budget_bytes=last_bytes)  # type: ignore[union-attr]
+    report = run_report(Outcome(ended.jobs, (msgspec.structs.replace(ended.reports[0], pool=pool),)), [SETTINGS])
+    lines = list(pool_lines(report))
+    assert [lines[0].partition("zico, ")[2], lines[-1].removeprefix("the budget ")] == told
+    budget = told[0].partition(", ")[2].removesuffix(" in the end") or "64 MiB"
+    assert any(f"the whole budget is {budget}: " in line for line in attention_lines(report))
+    several = msgspec.structs.replace(report, pool=together([*report.pools] * 2, 1.0), pools=(*report.pools,) * 2)
+    assert several.budget_then_bytes == 2 * (last_bytes or 64 * MIB)
+
+
 def test_a_job_out_of_memory_gets_its_peak_the_budget_and_a_remedy() -> None:
     """The closing line of a job that did not fit names its peak, the budget and what to do."""
     refused = RefusedRequest(request_bytes=40 * MIB, held_bytes=60 * MIB)
@@ -277,6 +304,11 @@ def test_progress_says_who_waits_for_whom() -> None:
         "a: waits for memory, 7 iterations, 1.25 it/s, holds 16 MiB of 64 MiB, waiting 2.0 s for b, job 9"
     )
     assert lines[1].startswith("b: failed (3)")
+    halved = msgspec.structs.replace(snapshot(waiting).pools[0], first_budget_bytes=128 * MIB)
+    after = list(plain_lines(msgspec.structs.replace(snapshot(waiting), pools=(halved,))))
+    assert "holds 16 MiB of 64 MiB" in after[0]  # what zico limit made of it
+    gone = msgspec.structs.replace(halved, status=None)
+    assert gone.budget_bytes == 128 * MIB
     assert next(plain_lines(snapshot())) == "a: no framework imported yet"
 
 
@@ -347,6 +379,7 @@ def record_fields() -> dict[str, Any]:
     """Return the fields of a record of one job and three instants."""
     return {
         "names": np.array(["a"]),
+        "peak_bytes": np.array([MIB]),
         "budget_t_s": np.zeros(1),
         "budget_bytes": np.array([64 * MIB]),
         "t_s": np.array([0.0, 1.0, 2.0]),
@@ -378,7 +411,7 @@ def test_a_record_reads_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ["names", "held_bytes", "out_bytes", "boundary_t_s", "wait_t_s", "blocker_job", None]
+    "broken", ["names", "peak_bytes", "held_bytes", "out_bytes", "boundary_t_s", "wait_t_s", "blocker_job", None]
 )
 def test_a_record_that_does_not_fit_together_is_refused(tmp_path: Path, broken: str | None) -> None:
     """A missing file, a missing field and lengths that do not match are refused with the file's name."""

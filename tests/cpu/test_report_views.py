@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from collections import defaultdict
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from zico.broker.protocol.messages import Saving, WaitKind
 from zico.report.model import JobFigures, PoolFigures, Record, RunReport
 from zico.report.page import NOBODY, page, waited_for_s, write_page
 from zico.report.perfetto import ITERATIONS_TID, POOL_PID, WAIT_TIDS, events, write_trace
+from zico.report.picture import draw
 from zico.report.table import COLUMNS, job_rows
 
 if TYPE_CHECKING:
@@ -149,6 +151,20 @@ def test_the_page_has_the_figures_and_tells_who_waited_for_whom() -> None:
     assert waited_for_s(history) == pytest.approx(np.array([[0, 0.1, 0], [0.25, 0, 0.1]]))
     assert "b waits inside an allocation, for a: 2 times, 0.250 s from 1.700 s" in found.titles
     assert "b waits to start an iteration: 0.100 s from 2.500 s" in found.titles
+
+
+def test_a_peak_is_one_number_wherever_it_stands() -> None:
+    """The table's, also where no instant of the history shows it: in the key, at the curve and in the picture."""
+    report, history = run()
+    assert history.held_bytes[:, 0].max() < history.peak_bytes[0]
+    history = dataclasses.replace(history, peak_bytes=np.array([job.peak_bytes for job in report.jobs]))
+    text = page(report, history)
+    assert Parsed(text).titles.count("a (peak 40 MiB)") == 1
+    assert "</i>a (peak 40 MiB)</span>" in text
+    assert set(re.findall(r"peak [\d.]+ \w+", text)) == {"peak 40 MiB", "peak 0 B"}
+    pytest.importorskip("matplotlib")
+    legend = {words.get_text() for words in draw(report, history).legends[0].get_texts()}
+    assert "a (peak 40 MiB)" in legend
 
 
 def test_names_and_commands_are_text_and_nothing_is_loaded() -> None:

@@ -25,6 +25,7 @@ def record(curves: dict[str, list[int]], budget: int, joined: tuple[str, ...] = 
     nothing, none = np.zeros(0), np.zeros(0, np.int64)
     return Record(
         names=names,
+        peak_bytes=np.array([max(curve, default=0) for curve in held]) * REGION,
         budget_t_s=np.zeros(1),
         budget_bytes=np.array([budget * REGION]),
         t_s=nothing,

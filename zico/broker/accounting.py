@@ -10,6 +10,7 @@ joined, b ends of iterations, m waits and q pairs of a wait and a job that it wa
     budget_t_s     float64 [c]      when the budget came to be what it was from then on
     budget_bytes   int64   [c]
     names          str     [k]
+    peak_bytes     int64   [k]      the most that each job held at once; the rows may miss it
     boundary_job   int32   [b]      index into names
     boundary_t_s   float64 [b]      when that iteration ended
     wait_job       int32   [m]      index into names
@@ -336,6 +337,7 @@ class Ledger:
             peak_granted_bytes=self._header_bytes("peak_granted"),
             peak_physical_bytes=self._peak_physical_bytes,
             region_bytes=self._region_bytes,
+            last_budget_bytes=self._budgets[-1][1],
             recoveries=self._header_count("recoveries"),
             stalls=self._header_count("stalls"),
             slowdown=self._speeds.measured_last,
@@ -380,6 +382,7 @@ class Ledger:
             "budget_t_s": self._seconds(np.array([t_ns for t_ns, _ in self._budgets], np.int64)),
             "budget_bytes": np.array([budget_bytes for _, budget_bytes in self._budgets], np.int64),
             "names": np.array([member.name for member in members], dtype=np.str_),
+            "peak_bytes": np.array([self._peak_bytes(member) for member in members], np.int64),
             "boundary_job": np.array(marks.boundary_job, np.int32),
             "boundary_t_s": self._seconds(np.array(marks.boundary_ns, np.int64)),
             "wait_job": np.array(marks.wait_job, np.int32),
@@ -409,6 +412,9 @@ class Ledger:
     def _bytes(self, regions: list[int]) -> npt.NDArray[np.int64]:
         return np.array(regions, np.int64) * self._region_bytes
 
+    def _peak_bytes(self, member: Member) -> int:
+        return count_of(member.record["peak_held"], self._region_bytes)
+
     def _header_count(self, field: str, unit: int = 1) -> int:
         return 0 if self._header is None else count_of(self._header[field], unit)
 
@@ -429,7 +435,7 @@ class Ledger:
             iterations_per_s=iterations_per_s(record),
             waited_s=boundary_waited_s + self._waited_s(member, WaitKind.ALLOCATION, now_ns),
             boundary_waited_s=boundary_waited_s,
-            peak_bytes=count_of(record["peak_held"], self._region_bytes),
+            peak_bytes=self._peak_bytes(member),
             peak_tensor_bytes=count_of(record["peak_live_bytes"]),
             persistent_bytes=count_of(record["persistent"], self._region_bytes),
             requested_bytes=requested_bytes,

@@ -183,6 +183,8 @@ def run_sweep(
             outcome = supervise((), targets_of(devices, report_dir, joins), display, queue=queue)
         report = run_report(outcome, devices)
     results = sweep_report(file, devices, at_most)
+    if report is not None:
+        results = msgspec.structs.replace(results, budget_bytes=report.budget_then_bytes)
     return report, results, _exit_code(results, outcome)
 
 

@@ -115,16 +115,22 @@ class Pool:
         return wanted if wanted.value and not self.is_joined else None
 
     @property
-    def budget_bytes(self) -> int:
+    def first_budget_bytes(self) -> int:
         """Return the budget in the beginning."""
         return self._target.settings.budget_bytes.value
+
+    @property
+    def budget_bytes(self) -> int:
+        """Return the budget now, as far as that is known; asks the broker."""
+        status = self.broker.status()
+        return self.first_budget_bytes if status is None else status.budget_bytes
 
     @property
     def free_bytes(self) -> int:
         """Return what the budget has beside the peaks of all jobs that are in the pool; asks the broker."""
         status = self.broker.status()
         if status is None:
-            return self.budget_bytes
+            return self.first_budget_bytes
         return max(0, status.budget_bytes - sum(job.peak_bytes for job in status.jobs))
 
     def look(self) -> Record | None:

@@ -545,7 +545,7 @@ class Supervisor:
             for job in shown
         )
         pools = tuple(
-            PoolProgress(pool.device, pool.budget_bytes, pool.broker.status(), pool.run if pool.is_joined else "")
+            PoolProgress(pool.device, pool.first_budget_bytes, pool.broker.status(), pool.run if pool.is_joined else "")
             for pool in self.pools
         )
         return Snapshot(elapsed_s=elapsed_s, pools=pools, jobs=jobs)

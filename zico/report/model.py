@@ -69,12 +69,18 @@ class PoolFigures(PoolReport, frozen=True, kw_only=True):
     device: str = ""
     policy: str = ""
     budget_bytes: int = 0
+    """In the beginning."""
     budget_origin: str = ""
     n_jobs: int = 0
     """Commands that ran there."""
     sum_of_job_peaks_bytes: int = 0
     jain_index: float | msgspec.UnsetType = msgspec.UNSET
     """Of the jobs' normalised throughputs: 1 if all are equal, 1/n if one has all; left out where one is not known."""
+
+    @property
+    def budget_then_bytes(self) -> int:
+        """Return the budget in the end."""
+        return self.last_budget_bytes or self.budget_bytes
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +91,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """``host``, ``host:N`` or ``cuda:N``; of several devices all, with commas between them."""
     policy: str
     budget_bytes: int
-    """Of several devices the sum."""
+    """In the beginning; of several devices the sum."""
     budget_origin: str = ""
     pool: PoolFigures
     """Of the only device, or of all together."""
@@ -94,10 +100,26 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[JobFigures, ...]
 
     @property
-    def job_peaks_share(self) -> float:
-        """Return the budget as a share of the sum of the jobs' peaks, 0 if there are none."""
+    def budget_then_bytes(self) -> int:
+        """Return the budget in the end; of several devices the sum."""
+        return self.pool.last_budget_bytes or self.budget_bytes
+
+    @property
+    def budget_told(self) -> str:
+        """Return the budget as people read it, and what it came to be where it was changed."""
+        first, then = format_bytes(self.budget_bytes), format_bytes(self.budget_then_bytes)
+        origin = f" ({self.budget_origin})" if self.budget_origin else ""
+        return f"{first}{origin}" + (f", {then} in the end" if first != then else "")
+
+    @property
+    def peaks_told(self) -> str:
+        """Return how the budget in the end compares with the jobs' own peaks; empty if no job had one."""
         peaks_bytes = self.pool.sum_of_job_peaks_bytes
-        return self.budget_bytes / peaks_bytes if peaks_bytes else 0.0
+        if not peaks_bytes:
+            return ""
+        if self.budget_then_bytes >= peaks_bytes:
+            return "the budget holds all jobs' own peaks at the same time"
+        return f"the budget is {self.budget_then_bytes / peaks_bytes:.0%} of the sum of the jobs' own peaks"
 
     @property
     def has_several_devices(self) -> bool:
@@ -142,6 +164,7 @@ def together(pools: Sequence[PoolFigures], jain_index: float | msgspec.UnsetType
         region_bytes=first.region_bytes if len({pool.region_bytes for pool in pools}) == 1 else 0,
         peak_granted_bytes=total("peak_granted_bytes"),
         peak_physical_bytes=total("peak_physical_bytes"),
+        last_budget_bytes=total("budget_then_bytes"),
         stalls=total("stalls"),
         recoveries=total("recoveries"),
         context_bytes=known("context_bytes"),
@@ -181,11 +204,16 @@ class PoolProgress(msgspec.Struct, frozen=True):
     """One device's pool in a run in progress."""
 
     device: str
-    budget_bytes: int
+    first_budget_bytes: int
     status: Status | None
     """``None`` while the broker does not answer."""
     run: str = ""
     """Whose processes are the run's own where others join the pool, too; empty: all."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """Return the budget now, as far as that is known."""
+        return self.status.budget_bytes if self.status else self.first_budget_bytes
 
     @property
     def members(self) -> tuple[JobReport, ...]:
@@ -251,6 +279,8 @@ class Record:
     """
 
     names: tuple[str, ...]
+    peak_bytes: Ints
+    """[m]: the most that each job held at once, as in the tables: the instants may miss it."""
     budget_t_s: Floats
     """[c]: when each budget came into force."""
     budget_bytes: Ints
@@ -303,6 +333,7 @@ class Record:
         return dataclasses.replace(
             self,
             names=tuple(self.names[job] for job in jobs),
+            peak_bytes=self.peak_bytes[list(jobs)],
             t_s=nothing,
             held_bytes=np.zeros((0, len(jobs)), np.int64),
             out_bytes=np.zeros((0, len(jobs)), np.int64),
@@ -361,6 +392,7 @@ def read_record(path: Path) -> Record:
         with np.load(path, allow_pickle=False) as fields:
             record = Record(
                 names=tuple(str(name) for name in fields["names"]),
+                peak_bytes=fields["peak_bytes"].astype(np.int64),
                 budget_t_s=fields["budget_t_s"].astype(np.float64),
                 budget_bytes=fields["budget_bytes"].astype(np.int64),
                 t_s=fields["t_s"].astype(np.float64),
@@ -394,6 +426,7 @@ def _check_lengths(record: Record, path: Path) -> None:
         "out_bytes": record.out_bytes.shape == (n, m),
         "physical_bytes": record.physical_bytes.shape == (n,),
         "boundary_t_s": record.boundary_t_s.shape == record.boundary_job.shape,
+        "peak_bytes": record.peak_bytes.shape == (m,),
         "iteration_s": record.iteration_s.shape == record.persistent_bytes.shape == (m,),
         "profile_t_s": record.profile_t_s.shape == record.profile_job.shape == record.profile_bytes.shape,
         "wait_t_s": len(record.wait_t_s) == len(record.wait_job) == len(record.wait_kind),

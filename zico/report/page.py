@@ -138,16 +138,18 @@ def _pictures(record: Record) -> Iterator[str]:
     yield _panel(record, whole, "the whole run")
     if last is not None:
         yield _panel(record, last, "its last iterations")
-    key = [
-        _key(f"background:{_colour(job)}", f"{name} (peak {format_bytes(int(peak))})")
-        for job, (name, peak) in enumerate(zip(record.names, record.held_bytes.max(axis=0), strict=True))
-    ]
+    key = [_key(f"background:{_colour(job)}", label) for job, label in enumerate(_labels(record))]
     key.append(_key("border-top:2px dashed", f"budget {format_bytes(record.most_budget_bytes)}"))
     key.append(_key("border-top:2px solid var(--physical)", "physical, by the kernel"))
     if record.out_bytes.any():
         key.append(_key("border:1px dotted", f"{OUT_LABEL}: below the axis"))
     key += [_key(f"background:var(--{kind.name.lower()})", WAIT_LABELS[kind]) for kind in WaitKind]
     yield f'<p class="key">{" ".join(key)}</p>'
+
+
+def _labels(record: Record) -> list[str]:
+    pairs = zip(record.names, record.peak_bytes.tolist(), strict=True)
+    return [f"{name} (peak {format_bytes(peak)})" for name, peak in pairs]
 
 
 def _panel(record: Record, span: Span, title: str) -> str:
@@ -163,8 +165,8 @@ def _panel(record: Record, span: Span, title: str) -> str:
         f"<h2>{title}</h2>",
         f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {foot + FOOT}" role="img" aria-label="Memory, {title}">',
         *_axes(scale, foot),
-        *_stack(record.names, t_s, held, scale, sign=1),
-        *(_stack(record.names, t_s, out, scale, sign=-1) if out.any() else ()),
+        *_stack(_labels(record), t_s, held, scale, sign=1),
+        *(_stack([f"{name}: {OUT_LABEL}" for name in record.names], t_s, out, scale, sign=-1) if out.any() else ()),
         _line("physical", scale.x(t_s), scale.y(record.physical_bytes[rows])),
         _line("budget", scale.x(np.append(record.budget_t_s, span.stop_s)), scale.y(record.budget_bytes)),
     ]
@@ -198,17 +200,15 @@ def _round_steps(low: float, high: float) -> list[float]:
     return [round(value, 9) + 0.0 for value in steps.tolist()]  # never -0
 
 
-def _stack(names: Sequence[str], t_s: Floats, sizes: Ints, scale: _Scale, *, sign: int) -> Iterator[str]:
+def _stack(titles: Sequence[str], t_s: Floats, sizes: Ints, scale: _Scale, *, sign: int) -> Iterator[str]:
     """Yield an area for each job, each on those before it; ``sign`` -1 hangs them below the axis."""
     edges = np.vstack([np.zeros_like(sizes[:1]), np.cumsum(sizes, axis=0)]) * sign
     x = scale.x(t_s)
     for job, (below, above) in enumerate(itertools.pairwise(edges)):
         if (below != above).any():
             back = f"{_steps(x, scale.y(above))}L{_steps(x, scale.y(below), backwards=True)[1:]}Z"
-            where = "held" if sign > 0 else OUT_LABEL
-            title = f"{names[job]}: at most {format_bytes(int(sizes[job].max()))} {where}"
             kind = "" if sign > 0 else ' class="out"'
-            yield f'<path fill="{_colour(job)}"{kind} d="{back}"><title>{_text(title)}</title></path>'
+            yield f'<path fill="{_colour(job)}"{kind} d="{back}"><title>{_text(titles[job])}</title></path>'
 
 
 def _steps(x: Floats, y: Floats, *, backwards: bool = False) -> str:

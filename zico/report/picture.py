@@ -97,7 +97,7 @@ def _drawn(figure_class: type[Figure], report: RunReport, record: Record) -> Fig
     figure = figure_class(figsize=(WIDTH_IN, sum(heights) + lanes_in + 1.6), layout="constrained", facecolor="white")
     axes = figure.subplots(len(panels) + 1, 1, height_ratios=[*heights, lanes_in])
     for axis, span in zip(axes, panels, strict=False):
-        _draw_memory(axis, record, span)
+        _draw_memory(axis, report, record, span)
     _draw_lanes(axes[-1], record, panels[-1])
     if last is not None:
         axes[0].set_title("the whole run", loc="left", fontsize=9, color=INK)
@@ -105,7 +105,7 @@ def _drawn(figure_class: type[Figure], report: RunReport, record: Record) -> Fig
         axes[0].axvspan(last.start_s, last.stop_s, facecolor="none", edgecolor=INK, linewidth=1.2)
     axes[-1].set_xlabel("seconds since the broker began")
     figure.suptitle(_title(report), fontsize=12, color=INK)
-    _draw_legend(figure, record)
+    _draw_legend(figure, report, record)
     return figure
 
 
@@ -117,6 +117,7 @@ def in_order(record: Record, names: Sequence[str]) -> Record:
     return dataclasses.replace(
         record,
         names=tuple(record.names[job] for job in order),
+        peak_bytes=record.peak_bytes[order],
         held_bytes=record.held_bytes[:, order],
         out_bytes=record.out_bytes[:, order],
         boundary_job=new_place[record.boundary_job],
@@ -151,11 +152,6 @@ def last_iterations(record: Record) -> Span | None:
     return Span(stop_s - length_s, stop_s + 0.01 * length_s)
 
 
-def sum_of_peaks_bytes(record: Record) -> int:
-    """Return what all jobs would hold if they peaked at the same time, in bytes."""
-    return int(record.held_bytes.max(axis=0).sum())
-
-
 def fullest_rows(record: Record, span: Span) -> npt.NDArray[np.int64]:
     """Return the rows to draw in ``span``: all, or the fullest of each column's so that no peak is lost.
 
@@ -171,7 +167,7 @@ def fullest_rows(record: Record, span: Span) -> npt.NDArray[np.int64]:
     return np.array([rows[a + int(np.argmax(totals[a:b]))] for a, b in itertools.pairwise(bounds)])
 
 
-def _draw_memory(axis: Axes, record: Record, span: Span) -> None:
+def _draw_memory(axis: Axes, report: RunReport, record: Record, span: Span) -> None:
     """Draw the stacked memory, the budget and the kernel's count."""
     rows = fullest_rows(record, span)
     unit_bytes, unit = (GIB, "GiB") if record.most_budget_bytes >= GIB else (MIB, "MiB")
@@ -184,13 +180,18 @@ def _draw_memory(axis: Axes, record: Record, span: Span) -> None:
     budgets = np.append(record.budget_bytes, record.budget_bytes[-1]) / unit_bytes
     axis.plot(until_s, budgets, drawstyle="steps-post", **_BUDGET_LINE)
     top = max(budget, float(held.sum(axis=0).max(initial=0.0)))
-    peaks = sum_of_peaks_bytes(record) / unit_bytes
-    if budget < peaks < PEAKS_WITHIN * budget:
-        axis.axhline(peaks, **_PEAKS_LINE)
-        top = peaks
+    if _shows_peaks(report, record):
+        top = report.pool.sum_of_job_peaks_bytes / unit_bytes
+        axis.axhline(top, **_PEAKS_LINE)
     axis.set_ylim(-1.1 * _draw_below(axis, record, rows, unit_bytes), 1.1 * top)
     axis.set_ylabel(unit)
     _dress(axis, span)
+
+
+def _shows_peaks(report: RunReport, record: Record) -> bool:
+    """Tell whether the sum of the peaks is above the budget, and near enough to be drawn."""
+    budget_bytes = record.most_budget_bytes
+    return budget_bytes < report.pool.sum_of_job_peaks_bytes < PEAKS_WITHIN * budget_bytes
 
 
 def _draw_below(axis: Axes, record: Record, rows: npt.NDArray[np.int64], unit_bytes: int) -> float:
@@ -231,21 +232,20 @@ _PEAKS_LINE: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": (0, 
 _PHYSICAL_LINE: dict[str, Any] = {"color": PHYSICAL_COLOUR, "linewidth": 0.8}
 
 
-def _draw_legend(figure: Figure, record: Record) -> None:
+def _draw_legend(figure: Figure, report: RunReport, record: Record) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     colours = _colours(len(record.names))
-    peaks = record.held_bytes.max(axis=0)
     handles: list[Patch | Line2D] = [
         Patch(facecolor=colour, label=f"{_short(name)} (peak {format_bytes(int(peak))})")
-        for name, colour, peak in zip(record.names, colours, peaks, strict=True)
+        for name, colour, peak in zip(record.names, colours, record.peak_bytes, strict=True)
     ]
     budgets = ", ".join(format_bytes(int(size_bytes)) for size_bytes in record.budget_bytes[:MOST_BUDGETS_NAMED])
     more = ", ..." if len(record.budget_bytes) > MOST_BUDGETS_NAMED else ""
     handles.append(Line2D([], [], label=f"budget {budgets}{more}", **_BUDGET_LINE))
-    if record.most_budget_bytes < sum_of_peaks_bytes(record) < PEAKS_WITHIN * record.most_budget_bytes:
-        label = f"the peaks at the same time {format_bytes(sum_of_peaks_bytes(record))}"
+    if _shows_peaks(report, record):
+        label = f"the peaks at the same time {format_bytes(report.pool.sum_of_job_peaks_bytes)}"
         handles.append(Line2D([], [], label=label, **_PEAKS_LINE))
     handles.append(Line2D([], [], label="physical, by the kernel", **_PHYSICAL_LINE))
     if record.out_bytes.any():
@@ -264,11 +264,8 @@ def _dress(axis: Axes, span: Span) -> None:
 
 
 def _title(report: RunReport) -> str:
-    title = f"zico run on {report.device}, budget {format_bytes(report.budget_bytes)}, policy {report.policy}"
-    peaks_bytes = report.pool.sum_of_job_peaks_bytes
-    if peaks_bytes:
-        title += f" ({report.job_peaks_share:.0%} of the jobs' own peaks together)"
-    return title
+    title = f"zico run on {report.device}, policy {report.policy}, budget {report.budget_told}"
+    return f"{title}: {report.peaks_told}" if report.peaks_told else title
 
 
 def _colours(count: int) -> Sequence[str]:

@@ -57,8 +57,7 @@ def pool_lines(report: RunReport) -> Iterator[str]:
             yield from pool_lines(report.on(number))
         return
     pool = report.pool
-    origin = f" ({report.budget_origin})" if report.budget_origin else ""
-    yield f"device {report.device}, policy {report.policy}, budget {format_bytes(report.budget_bytes)}{origin}"
+    yield f"device {report.device}, policy {report.policy}, budget {report.budget_told}"
     yield (
         f"pool: peak granted {format_bytes(pool.peak_granted_bytes)}, "
         f"peak physical by the {'kernel' if kind_of(report.device) == 'host' else 'driver'} "
@@ -67,8 +66,8 @@ def pool_lines(report: RunReport) -> Iterator[str]:
     )
     yield from outside_lines(pool.context_bytes, pool.foreign_bytes)
     yield from together_lines(pool.slowdown)
-    if pool.sum_of_job_peaks_bytes:
-        yield f"the budget is {report.job_peaks_share:.0%} of the sum of the jobs' own peaks"
+    if report.peaks_told:
+        yield report.peaks_told
 
 
 def outside_lines(context_bytes: int | msgspec.UnsetType, foreign_bytes: int | msgspec.UnsetType) -> Iterator[str]:
@@ -109,18 +108,19 @@ def attention_lines(report: RunReport) -> Iterator[str]:
 
 
 def _budget_of(report: RunReport, job: JobFigures) -> int:
-    """Return the budget that a job shared."""
-    return next((pool.budget_bytes for pool in report.pools if pool.device == job.device), report.budget_bytes)
+    """Return the budget that a job shared in the end."""
+    its = (pool.budget_then_bytes for pool in report.pools if pool.device == job.device)
+    return next(its, report.budget_then_bytes)
 
 
 def _where(report: RunReport, job: JobFigures) -> str:
     """Return on which of several devices a job ran, and which has most."""
     if not report.has_several_devices:
         return ""
-    largest = max(report.pools, key=lambda pool: pool.budget_bytes)
-    if largest.budget_bytes == _budget_of(report, job):
+    largest = max(report.pools, key=lambda pool: pool.budget_then_bytes)
+    if largest.budget_then_bytes == _budget_of(report, job):
         return f" on {job.device}, and no device has a larger budget"
-    return f" on {job.device} (the largest budget is {format_bytes(largest.budget_bytes)}, of {largest.device})"
+    return f" on {job.device} (the largest budget is {format_bytes(largest.budget_then_bytes)}, of {largest.device})"
 
 
 def out_of_memory_line(job: JobFigures, budget_bytes: int) -> str:

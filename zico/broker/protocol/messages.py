@@ -415,6 +415,8 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     peak_physical_bytes: Count = 0
     """As the kernel counted it; on a GPU as large as the pool from its beginning."""
     region_bytes: Count = 0
+    last_budget_bytes: Count = 0
+    """In force now; 0 where it is not known."""
     recoveries: Count = 0
     """Times a process died inside the table's mutex."""
     stalls: Count = 0
