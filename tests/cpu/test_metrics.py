@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
 import stat
+import time
 import urllib.error
 import urllib.request
 from http.client import HTTPConnection
@@ -18,7 +20,7 @@ import pytest
 from zico.base.errors import BrokerError, ConfigError
 from zico.base.settings import DeviceMemory, Setting, parse_metrics, resolve
 from zico.base.units import GIB, MIB
-from zico.broker.metrics import Address, Endpoint, families
+from zico.broker.metrics import MOST_PEERS, Address, Endpoint, families
 from zico.broker.protocol.messages import JobReport, PoolReport, RefusedRequest, Saving, Status
 
 if TYPE_CHECKING:
@@ -166,14 +168,61 @@ def test_a_broker_that_does_not_answer_is_said() -> None:
 
 
 def test_a_silent_peer_does_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is dropped after a while, and the next one is served."""
-    monkeypatch.setattr("zico.broker.metrics._Handler.timeout", 0.05)
+    """The next one is served meanwhile, and it is dropped after a while."""
+    monkeypatch.setattr("zico.broker.metrics.PEER_S", 2.0)
     address = Address(port("0"))
     where = address.socket.getsockname()
     with Endpoint(address.socket, lambda: [(status(), POOL)]), socket.create_connection(where, timeout=10) as silent:
-        with urllib.request.urlopen(address.url, timeout=10) as answer:  # noqa: S310 - http to ourselves
+        with urllib.request.urlopen(address.url, timeout=1) as answer:  # noqa: S310 - http to ourselves
             assert answer.status == 200
         assert silent.recv(1) == b""
+
+
+def test_a_peer_that_goes_on_slowly_is_dropped_by_the_time_it_has_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sends a byte now and then does not stay for longer than one who sends none."""
+    monkeypatch.setattr("zico.broker.metrics.PEER_S", 0.5)
+    address = Address(port("0"))
+    with (
+        Endpoint(address.socket, lambda: [(status(), POOL)]),
+        socket.create_connection(address.socket.getsockname()) as slow,
+    ):
+        slow.settimeout(0.05)
+        slow.sendall(b"GET /metrics HTTP/1.0\r\nX: ")
+        end_s = time.monotonic() + 10
+        dropped = False
+        while not dropped and time.monotonic() < end_s:
+            try:
+                slow.sendall(b"a")
+                dropped = slow.recv(1) == b""
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                dropped = True
+    assert dropped
+
+
+def test_of_many_slow_peers_the_oldest_go() -> None:
+    """However many there are, a scrape is served at once, and of those that are there a few stay."""
+    address = Address(port("0"))
+    where = address.socket.getsockname()
+    with Endpoint(address.socket, lambda: [(status(), POOL)]), contextlib.ExitStack() as opened:
+        slow = [opened.enter_context(socket.create_connection(where, timeout=10)) for _ in range(3 * MOST_PEERS)]
+        with urllib.request.urlopen(address.url, timeout=4) as answer:  # noqa: S310 - http to ourselves
+            assert answer.status == 200
+        assert [peer.recv(1) for peer in slow[: 2 * MOST_PEERS]] == [b""] * 2 * MOST_PEERS
+
+
+def test_an_endpoint_that_ends_waits_for_no_slow_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cut when the time for answers under way is over."""
+    monkeypatch.setattr("zico.broker.metrics.END_S", 0.1)
+    address = Address(port("0"))
+    with socket.create_connection(address.socket.getsockname(), timeout=10) as slow:
+        with Endpoint(address.socket, lambda: [(status(), POOL)]):
+            with urllib.request.urlopen(address.url, timeout=4) as answer:  # noqa: S310 - http to ourselves
+                assert answer.status == 200
+            began_s = time.monotonic()
+        assert time.monotonic() - began_s < 4
+        assert slow.recv(1) == b""
 
 
 def test_a_fault_of_ours_is_logged_and_the_next_scrape_is_served(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,8 +3,10 @@
 Whoever starts the broker opens the address (``Address``), so that a port in use is known before
 anything runs. The broker serves it (``Endpoint``) in a thread, which asks the broker's loop over its
 own socket as ``zico status`` does: the loop's records are touched by one thread only. Of a run on
-several devices, the run's own process serves, and asks each broker. One request is served at a
-time, so a slow reader costs one connection and no more.
+several devices, the run's own process serves, and asks each broker.
+
+Each connection has a thread and ``PEER_S`` in all. Of more than ``MOST_PEERS``, the oldest is cut: a
+scrape takes milliseconds, so whoever is still there is slow. No peer keeps others waiting.
 
 Labels: ``device`` of all; ``job_name``, ``framework`` and ``place`` of a job's. ``job`` itself is
 Prometheus' own label for who was scraped. Two processes of one name differ by their places.
@@ -16,8 +18,10 @@ import contextlib
 import io
 import logging
 import socket
+import socketserver
 import stat
 import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -40,7 +44,10 @@ LOCALHOST = "127.0.0.1"
 ANSWER_S = 2.0
 """How long a scrape waits for the broker's loop."""
 PEER_S = 5.0
-"""How long a peer may be silent."""
+"""How long a peer may take for its request and for reading the answer, all together."""
+MOST_PEERS = 16
+LOOK_S = 0.5
+"""Between two looks for peers that have taken too long."""
 BACKLOG = 16
 END_S = ANSWER_S + 1.0
 _OWNER_ONLY = 0o600
@@ -129,8 +136,8 @@ class Endpoint:
 
         Args:
             listener: Listens already.
-            ask: Returns the present figures of at least one pool; called in the endpoint's thread,
-                once for each request.
+            ask: Returns the present figures of at least one pool; called once for each request, in
+                a thread of its own.
         """
         self._is_over = False
         self._server = _Server(listener, _application(ask))
@@ -146,16 +153,18 @@ class Endpoint:
         self.close()
 
     def close(self) -> None:
-        """Refuse further requests and wait ``END_S`` at most for the present one."""
+        """Refuse further requests and wait ``END_S`` at most for the present ones."""
         self._is_over = True
         with contextlib.suppress(OSError):
             self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join(END_S)
+        self._server.end_peers(END_S)
         self._server.server_close()
 
     def _serve(self) -> None:
         while not self._is_over:
             self._server.handle_request()
+            self._server.cut_slow()
 
 
 def asked_at(*paths: Path) -> Callable[[], Sequence[PoolNow]]:
@@ -180,8 +189,6 @@ def asked_at(*paths: Path) -> Callable[[], Sequence[PoolNow]]:
 class _Handler(WSGIRequestHandler):
     """A request of which nothing is logged."""
 
-    timeout = PEER_S
-
     def log_message(self, *_: object) -> None:
         """Log nothing."""
 
@@ -190,10 +197,16 @@ class _Handler(WSGIRequestHandler):
         return io.StringIO()
 
 
-class _Server(WSGIServer):
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
     """An HTTP server on a socket that listens already, of either family."""
 
+    daemon_threads = True
+    timeout = LOOK_S
+
     def __init__(self, listener: socket.socket, application: WSGIApplication) -> None:
+        self._peers: dict[socket.socket, float] = {}
+        """Connections that are open and not cut, the oldest first, and when each is to be cut."""
+        self._changed = threading.Condition()
         super().__init__((LOCALHOST, 0), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
@@ -204,6 +217,40 @@ class _Server(WSGIServer):
     def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
         """Return a connection; a peer at a Unix socket has no address."""
         return self.socket.accept()[0], (LOCALHOST, 0)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - socketserver's
+        """Serve a connection in a thread; cut the oldest of too many."""
+        with self._changed:
+            self._peers[request] = time.monotonic() + PEER_S
+            while len(self._peers) > MOST_PEERS:
+                self._cut(next(iter(self._peers)))
+        super().process_request(request, client_address)
+
+    def cut_slow(self) -> None:
+        """Cut the peers that have taken too long."""
+        with self._changed:
+            for peer in [peer for peer, end_s in self._peers.items() if time.monotonic() >= end_s]:
+                self._cut(peer)
+
+    def end_peers(self, within_s: float) -> None:
+        """Wait for the answers that are under way, and cut whoever is still there then."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._peers, within_s)
+            for peer in list(self._peers):
+                self._cut(peer)
+
+    def close_request(self, request: Any) -> None:  # noqa: ANN401 - socketserver's
+        """Close a connection."""
+        with self._changed:
+            self._peers.pop(request, None)
+            self._changed.notify_all()
+            super().close_request(request)
+
+    def _cut(self, peer: socket.socket) -> None:
+        """Let whatever its thread waits for fail, so that the thread closes it; the condition is held."""
+        del self._peers[peer]
+        with contextlib.suppress(OSError):
+            peer.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, *_: object) -> None:
         """Drop a connection that a peer has broken."""
