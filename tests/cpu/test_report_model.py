@@ -129,6 +129,8 @@ def test_without_the_brokers_figures_the_notes_say_so() -> None:
     assert {job.note for job in run_report(lost, [SETTINGS]).jobs} == {
         "there are no figures: the broker did not answer"
     }
+    early = Outcome(outcome().jobs, (None,), never_ready=frozenset({0}))
+    assert {job.note for job in run_report(early, [SETTINGS]).jobs} == {"it ended before the broker was ready"}
     assert {job.note for job in run_report(outcome(), [SETTINGS]).jobs} == {"no framework was imported"}
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness import ANSWER_S
 from zico_process import ZicoRun, customised, descendants, python, survivors
 
 if TYPE_CHECKING:
@@ -23,6 +26,22 @@ LATE = (
     "try: attach('test')\n"
     "except BrokerError: print('refused', flush=True)"
 )
+OUTLIVING = """
+import os
+from zico.base.errors import BrokerError
+from zico.job.session import attach
+if os.fork():
+    os._exit(0)
+os.setsid()
+os.chdir({folder!r})
+is_late = os.fork()
+if is_late:
+    open("go").readline()
+try:
+    attach("test")
+except BrokerError:
+    open("late" if is_late else "early", "w").write("refused\\n")
+"""
 IN_BROKER = "import os, resource, sys\nif 'zico.broker' in sys.orig_argv:\n    {}\n"
 """A ``sitecustomize``: what the broker's process does first."""
 HELD_UP = "open(os.environ['FIFO']).readline()"
@@ -50,6 +69,37 @@ def test_a_job_begins_before_the_broker_is_ready_and_waits_to_join(tmp_path: Pat
         go_on()
         run.read_until("a | joined under zico")
         assert run.finish() == 0
+        assert "compiling" not in run.stderr, "all that a broker calls is kept on disk"
+
+
+def test_a_broker_that_compiles_is_not_waited_for_when_all_jobs_have_ended(tmp_path: Path) -> None:
+    """A mistyped name costs no minutes: the broker and the processes that compile for it end, and leave nothing."""
+    with ZicoRun("--json", str(tmp_path / "r.json"), "no-such-program", ZICO_CACHE_DIR=str(tmp_path / "cache")) as run:
+        run.read_until("zico: compiling; this takes a minute or two, once per machine")
+        below = descendants(run.process.pid)
+        code = run.finish()
+        assert (code, survivors(below), run.leftovers) == (127, [], [])
+    assert list((tmp_path / "cache").glob("*/*.o")) == [], "it has waited for the compiler"
+    (job,) = json.loads((tmp_path / "r.json").read_text())["jobs"]
+    assert job["note"] == "was not started"
+
+
+def test_a_process_that_outlives_its_run_waits_for_no_broker(tmp_path: Path) -> None:
+    """The directory of the run's socket has gone, or goes while it waits: it is refused and trains alone."""
+    with contextlib.ExitStack() as stack:
+        pipes = {}
+        for name in ("go", "late", "early"):
+            os.mkfifo(tmp_path / name)
+            pipes[name] = os.open(tmp_path / name, os.O_RDWR)
+            stack.callback(os.close, pipes[name])
+        run, go_on = stack.enter_context(started(tmp_path, HELD_UP, OUTLIVING.format(folder=str(tmp_path))))
+        run.read_until("a ended with exit code 0")
+        go_on()
+        assert (run.finish(), run.leftovers) == (0, [])
+        os.write(pipes.pop("go"), b"\n")
+        for pipe in pipes.values():
+            assert select.select([pipe], [], [], ANSWER_S)[0], "it waits for a broker"
+            assert os.read(pipe, 100) == b"refused\n"
 
 
 def test_a_broker_that_cannot_start_ends_the_jobs(tmp_path: Path) -> None:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import os
+import signal
 from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING
 
 from zico.base.programs import program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 JOBS = ("heap", "zico.planning.packing.regions_search", "zico.offload.stores", "zico.pool.behind")
 BROKERS = ("scheduler", "pool", "zico.offload.stores")
 PAGING = ("zico.offload.pager_loop", "zico.heap.paged")
 CUDA = ("cuda_hooks", "cuda", "zico.heap.cuda.contents")
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
-def warm(*kinds: str, paging: bool = False) -> None:
-    """Put the machine code that jobs and brokers call into the cache on disk, and load the broker's.
-
-    Waits until it is compiled, on all processors.
+def called(kind: str, *, paging: bool = False) -> tuple[str, ...]:
+    """Return the programs that jobs and brokers call.
 
     Args:
-        kinds: Of devices: ``host``, ``cuda``. What both share is compiled in any case.
+        kind: Of the device: ``host`` or ``cuda``.
         paging: Also what serves the faults of jobs on the host device.
     """
-    cuda = CUDA if "cuda" in kinds else ()
-    compile_all(*cuda, *BROKERS, *JOBS, *(PAGING if paging else ()))
-    load(*BROKERS)
+    return (*(CUDA if kind == "cuda" else ()), *BROKERS, *JOBS, *(PAGING if paging else ()))
+
+
+def missing(names: Iterable[str]) -> list[str]:
+    """Return the programs whose machine code is not in the cache on disk."""
+    return [name for name in dict.fromkeys(names) if not program(name).is_kept]
 
 
 def load(*names: str) -> None:
@@ -37,16 +46,26 @@ def load(*names: str) -> None:
 def compile_all(*names: str) -> None:
     """Compile programs that are not kept yet, each in a process of its own, as many at a time as processors are there.
 
+    These processes end with this one, and with the thread that calls this. What they had half
+    compiled is compiled again another time.
+
     Raises:
         Exception: The first one that a process raised.
     """
-    missing = [name for name in dict.fromkeys(names) if not program(name).is_kept]
-    if not missing:
+    left = missing(names)
+    if not left:
         return
     # Forked, so that no process imports Numba once more.
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as processes:
-        for done in [processes.submit(_compile, name) for name in missing]:
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(mp_context=fork, initializer=_end_with, initargs=(os.getpid(),)) as processes:
+        for done in [processes.submit(_compile, name) for name in left]:
             done.result()
+
+
+def _end_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, int(signal.SIGKILL))
+    if os.getppid() != parent:  # it has ended before
+        os._exit(1)
 
 
 def _compile(name: str) -> None:

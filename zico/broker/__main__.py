@@ -1,8 +1,8 @@
 """``python -m zico.broker``: create a pool and serve it until SIGTERM or SIGINT.
 
-Says ``ready`` on stdout, or on the descriptor that ``--ready-fd`` names, when jobs can join; logs
-on stderr. Exit code: 0 after a clean end, 2 for a setting that cannot be used, 1 if another broker
-lives or the device refuses.
+Says ``ready`` on stdout, or on the descriptor that ``--ready-fd`` names, when jobs can join, and
+``compiling`` before it if it has to compile; logs on stderr. Exit code: 0 after a clean end, 2 for
+a setting that cannot be used, 1 if another broker lives or the device refuses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from zico.base.errors import ConfigError, ZicoError
 from zico.base.settings import HOST, kind_of
 from zico.base.units import format_bytes
-from zico.base.warming import warm
+from zico.base.warming import BROKERS, called, compile_all, load, missing
 from zico.broker.devices import Device, facts_of, open_device
 from zico.broker.handover import NoteKeeper, check_previous, take_over
 from zico.broker.lingering import Contexts, daemon_at
@@ -29,6 +29,7 @@ from zico.broker.outside import Outside
 from zico.broker.pool_manager import PoolManager
 from zico.broker.protocol.messages import as_text
 from zico.broker.server import FDS_PER_LINK, MAX_LINKS, Server
+from zico.broker.starting import COMPILING, READY
 from zico.broker.transport import SPARE_FDS, Descriptors, Listener, make_room, place_of
 from zico.pool.table import PoolTable
 from zico.scheduler.policies import policy_named
@@ -78,11 +79,15 @@ def serve(options: argparse.Namespace) -> None:
             parent_pidfd = _pidfd(options.parent_pid)
             owned.callback(os.close, parent_pidfd)
         created = owned.enter_context(contextlib.ExitStack())
-        # Before compiling: what cannot be is said at once.
-        pool = None if check_previous(options.socket) else create_pool(options, policy, created)
         kind = kind_of(options.device)
+        needed = called(kind, paging=options.paging and kind == HOST) if options.warm else ()
+        if missing(needed):
+            os.write(options.ready_fd, COMPILING)
+        # Before all is compiled: what cannot be is said at once.
+        pool = None if check_previous(options.socket) else create_pool(options, policy, created)
         if options.warm:
-            warm(kind, paging=options.paging and kind == HOST)
+            compile_all(*needed)
+            load(*BROKERS)
         # Only now, since compiling takes long and a signal may well end it: there is nothing to
         # clean up yet.
         stop_fd = owned.enter_context(stop_signals())
@@ -120,7 +125,7 @@ def serve(options: argparse.Namespace) -> None:
             metrics = socket.socket(fileno=options.metrics_fd)
             manager.about["metrics"] = as_text(url_of(metrics))
             owned.enter_context(Endpoint(metrics, asked_at(options.socket)))
-        os.write(options.ready_fd, b"ready\n")
+        os.write(options.ready_fd, READY)
         server.serve(stop_fd=stop_fd, parent_pidfd=parent_pidfd)
         note.close(manager.members)
 

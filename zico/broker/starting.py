@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
 
 START_S = 1800.0
 """The first broker on a machine compiles."""
-SAY_AFTER_S = 3.0
 END_S = 5.0
-_LOOK_S = 0.01
+READY = b"ready\n"
+"""What a broker says, where it is asked to, when jobs can join."""
+COMPILING = b"compiling\n"
+"""What it says before that, if it has to compile."""
+_WORDS_BYTES = 64
 
 
 def start_broker(words: Sequence[str], said: IO[bytes], tell: Callable[[str], None]) -> list[str] | None:
@@ -30,7 +34,7 @@ def start_broker(words: Sequence[str], said: IO[bytes], tell: Callable[[str], No
     Args:
         words: What follows ``zico broker``.
         said: A file for what it writes on stderr, as long as it lives; at its beginning.
-        tell: Gets a line if it takes long.
+        tell: Gets a line if it has to compile.
 
     Returns:
         ``None`` if jobs can join; else the lines that it wrote before it ended, at least one. An
@@ -47,13 +51,34 @@ def start_broker(words: Sequence[str], said: IO[bytes], tell: Callable[[str], No
             )
             undo.callback(_end, child)
         with cast("IO[bytes]", child.stdout) as ready:
-            os.set_blocking(ready.fileno(), False)
-            _await_word(child, ready, tell)
-        undo.pop_all()
-    if child.poll() is None:
-        threading.Thread(target=child.wait, name="zico-broker-end", daemon=True).start()
-        return None
+            if await_ready(ready.fileno(), START_S, tell):
+                threading.Thread(target=child.wait, name="zico-broker-end", daemon=True).start()
+                undo.pop_all()
+                return None
     return lines_of(said) or ["it ended without a word"]
+
+
+def await_ready(ready_fd: int, patience_s: float, tell: Callable[[str], None]) -> bool:
+    """Wait until a broker says that jobs can join; false if it has ended, or the time is over.
+
+    Args:
+        ready_fd: Our end of the pipe into which it says so.
+        patience_s: Most time to wait.
+        tell: Gets a line if it has to compile.
+    """
+    end_s = time.monotonic() + patience_s
+    while select.select([ready_fd], [], [], max(0.0, end_s - time.monotonic()))[0]:
+        if (is_ready := hears_ready(ready_fd, tell)) is not None:
+            return is_ready
+    return False
+
+
+def hears_ready(ready_fd: int, tell: Callable[[str], None]) -> bool | None:
+    """Read what a broker says on its way: true if jobs can join, false if it has ended, ``None`` if it goes on."""
+    words = os.read(ready_fd, _WORDS_BYTES)
+    if COMPILING in words:
+        tell("compiling; this takes a minute or two, once per machine")
+    return READY in words if READY in words or not words else None
 
 
 @contextlib.contextmanager
@@ -88,18 +113,3 @@ def lines_of(said: IO[bytes]) -> list[str]:
     # Not by the file's position, which is the broker's, too.
     text = os.pread(said.fileno(), os.fstat(said.fileno()).st_size, 0)
     return text.decode(errors="replace").strip().splitlines()
-
-
-def _await_word(child: subprocess.Popen[bytes], ready: IO[bytes], tell: Callable[[str], None]) -> None:
-    """Wait until the broker says that it is ready, or has ended."""
-    began_s = time.monotonic()
-    told = False
-    while child.poll() is None and not ready.read(1):
-        waited_s = time.monotonic() - began_s
-        if waited_s > START_S:
-            child.kill()
-            child.wait()
-        if waited_s > SAY_AFTER_S and not told:
-            tell("compiling; this takes a minute or two, once per machine")
-            told = True
-        time.sleep(_LOOK_S)

@@ -83,8 +83,9 @@ def broker(
 ) -> int:
     """Run a broker without jobs; they join it later.
 
-    It prints "ready" when jobs can join, and runs until Ctrl-C. Scripts join it that import an
-    adapter (import zico.adapters.torch); with --socket, those for which ZICO_SOCKET names it.
+    It prints "ready" when jobs can join, and "compiling" before that if it has to compile. It runs
+    until Ctrl-C. Scripts join it that import an adapter (import zico.adapters.torch); with --socket,
+    those for which ZICO_SOCKET names it.
 
     "zico broker start" does the same in the background, as the daemon of a device.
     """

@@ -28,6 +28,7 @@ from zico.base import interpreter
 from zico.base.errors import BrokerError, ZicoError
 from zico.broker import transport
 from zico.broker.client import BrokerClient
+from zico.broker.starting import await_ready
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -138,7 +139,7 @@ class KeptBroker:
             )
             with cast("IO[bytes]", launcher.stdout) as ready:
                 end_s = time.monotonic() + READY_S
-                told = bool(select.select([ready], [], [], READY_S)[0]) and ready.read(1)
+                told = await_ready(ready.fileno(), READY_S, lambda _text: None)
             launcher.wait(timeout=max(KILL_S, end_s - time.monotonic()))
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines()

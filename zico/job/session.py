@@ -328,13 +328,16 @@ def step_aside() -> None:
 
 
 def socket_to_join() -> Path | None:
-    """Return where the broker listens that this process may join; waits for one that is starting."""
+    """Return where the broker listens that this process may join; waits for one that is starting.
+
+    The socket of a run has a directory of its own, which goes with the run. Without it nobody starts.
+    """
     named = socket_named()
     if not named or starts_launcher(sys.orig_argv) or (is_descendant() and not _trains):
         return None
     socket_path = Path(named)
     end_s = time.monotonic() + float(os.environ.get(STARTING_VARIABLE) or 0)
-    while not socket_path.exists() and time.monotonic() < end_s:
+    while not socket_path.exists() and socket_path.parent.exists() and time.monotonic() < end_s:
         time.sleep(_LOOK_S)
     return socket_path
 

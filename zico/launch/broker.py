@@ -17,6 +17,7 @@ from zico.base.errors import CommandError, ZicoError
 from zico.base.rundir import SOCKET_NAME
 from zico.broker.client import BrokerClient
 from zico.broker.notes import read_head
+from zico.broker.starting import hears_ready
 from zico.launch.processes import KILL_S, LEFT_BEHIND_S, Child, LinePipe, readable
 from zico.report.model import read_record
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 READY_S = 1800.0
 """The first start on a machine compiles: five minutes of a processor and more; a few seconds afterwards."""
-COMPILING_AFTER_S = 3.0
 END_S = 5.0
 ANSWER_S = 2.0
 RECORD_NAME = "record.npz"
@@ -58,6 +58,7 @@ class JoinedBroker:
         """
         self.socket = socket
         self.is_ready = True
+        self.compiles = asyncio.Event()
         self._profiles = run_dir / RECORD_NAME
         self._client = BrokerClient(socket, ANSWER_S)
         self._run = run
@@ -144,6 +145,8 @@ class BrokerProcess:
         self._pipes: list[LinePipe] = []
         self.is_ready = False
         """Whether jobs can join, or could before it ended."""
+        self.compiles = asyncio.Event()
+        """Set when it has to compile before it is ready."""
         self._client = BrokerClient(self.socket, ANSWER_S)
         with contextlib.ExitStack() as undo:
             self._ready_fd, told_fd = os.pipe2(os.O_CLOEXEC)
@@ -170,17 +173,16 @@ class BrokerProcess:
         """
         for pipe in self._child.pipes:
             self._pipes.append(await LinePipe.connect(pipe, self._hear))
-        loop = asyncio.get_running_loop()
-        hint = loop.call_later(
-            COMPILING_AFTER_S, self._message, "compiling; this takes a minute or two, once per machine"
-        )
         try:
-            await asyncio.wait_for(readable(self._ready_fd), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    await readable(self._ready_fd)
+                    is_ready = hears_ready(self._ready_fd, self._tell_compiling)
+                    if is_ready is not None:
+                        break
         except TimeoutError:
             raise CommandError(f"the broker was not ready within {timeout_s:.0f} s", exit_code=1) from None
-        finally:
-            hint.cancel()
-        if not os.read(self._ready_fd, 1):
+        if not is_ready:
             await asyncio.gather(*(pipe.close(wait_s=LEFT_BEHIND_S) for pipe in self._pipes))
             raise CommandError(f"the broker could not start: {' / '.join(self._words) or 'no reason given'}", 1)
         self.is_ready = True
@@ -245,6 +247,10 @@ class BrokerProcess:
             *("--parent-pid", str(os.getpid())),
             *("--log-level", settings.log_level.value),
         ]
+
+    def _tell_compiling(self, text: str) -> None:
+        self.compiles.set()
+        self._message(text)
 
     def _hear(self, lines: list[bytes]) -> None:
         """Pass the broker's words on; before it is ready, keep them for the error that says why it is not."""

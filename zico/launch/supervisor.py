@@ -70,6 +70,7 @@ NEVER_JOINED = "no framework was imported"
 NEVER_ITERATED = "Zico saw no iteration end"
 NOTHING_LARGE = "all its tensors are smaller than those of the pool (64 KiB, or ZICO_THRESHOLD), and outside the budget"
 NOT_STARTED = "was not started"
+NEVER_READY = "it ended before the broker was ready"
 BROKER_GONE = "there are no figures: the broker did not answer"
 
 
@@ -106,7 +107,8 @@ def _figures_of(job: JobOutcome, outcome: Outcome) -> JobFigures:
     members = report.jobs if report else ()
     its = [member for member in members if owner_of(member.name, names) == job.command.name]
     told = [one for one in (report.outside if report else ()) if owner_of(one.name, names) == job.command.name]
-    return _job_figures(job, its, told, NEVER_JOINED if report else BROKER_GONE)
+    missing = NEVER_JOINED if report else NEVER_READY if job.pool in outcome.never_ready else BROKER_GONE
+    return _job_figures(job, its, told, missing)
 
 
 def _job_figures(job: JobOutcome, members: Sequence[JobReport], told: Sequence[Outside], missing: str) -> JobFigures:
@@ -252,9 +254,11 @@ class Outcome:
 
     jobs: tuple[JobOutcome, ...]
     reports: tuple[Report | None, ...]
-    """The figures of each device's broker; ``None`` if it had ended before."""
+    """The figures of each device's broker; ``None`` if it had ended before, or was not ready."""
     signum: int = 0
     """The signal that ended the run; 0: none did."""
+    never_ready: frozenset[int] = frozenset()
+    """The numbers of the devices whose brokers were not ready before all jobs had ended."""
 
     @property
     def exit_code(self) -> int:
@@ -347,12 +351,14 @@ class Supervisor:
             stack.callback(self._kill, guardian)
             reports = await self._run_jobs(guardian)
             await asyncio.gather(*(pool.broker.end() for pool in self.pools))
-        return Outcome(tuple(self._outcome(job) for job in self._jobs), reports, self._signal or 0)
+        never_ready = frozenset(number for number, pool in enumerate(self.pools) if not pool.broker.is_ready)
+        return Outcome(tuple(self._outcome(job) for job in self._jobs), reports, self._signal or 0, never_ready)
 
     async def _run_jobs(self, guardian: Watchdog) -> tuple[Report | None, ...]:
         """Run all jobs to their ends and return each broker's figures of them.
 
-        Jobs import their frameworks while the brokers start, and wait for them where they join.
+        Jobs import their frameworks while the brokers start, and wait for them where they join. A
+        broker that still compiles when all jobs have ended is not waited for.
         """
         for job in self._jobs:
             self._start(job, self._place(job.command), guardian, takes_input=len(self._jobs) == 1)
@@ -364,9 +370,13 @@ class Supervisor:
         helpers = [asyncio.create_task(self._tick()), asyncio.create_task(self._watch_guardian(guardian))]
         helpers += [asyncio.create_task(self._watch(pool, ready)) for pool in self.pools]
         try:
-            done, _ = await asyncio.wait([ready, *ends], return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
-                task.result()
+            needless = asyncio.create_task(self._until_needless(ends))
+            helpers.append(needless)
+            left = {ready, needless, *ends}
+            while not needless.done() and left != {needless}:
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
         finally:
             await _cancelled([*helpers, ready, *ends, self._ending])
         self._listener.progress(self._snapshot())
@@ -456,7 +466,7 @@ class Supervisor:
         names = {one.command.name for one in self._jobs}
         members = [one for one in report.jobs if owner_of(one.name, names) == job.command.name] if report else []
         told = [one for one in (report.outside if report else ()) if owner_of(one.name, names) == job.command.name]
-        missing = BROKER_GONE if report is None and pool.broker.is_ready else NEVER_JOINED
+        missing = NEVER_JOINED if report else BROKER_GONE if pool.broker.is_ready else NEVER_READY
         figures = msgspec.structs.replace(_job_figures(self._outcome(job), members, told, missing), device=pool.device)
         result = queue.ended(figures, told_out_of_memory=job.command.name in self._out_of_memory)
         if result.again:
@@ -506,6 +516,16 @@ class Supervisor:
                 task.result()
         finally:
             await _cancelled(tasks)
+
+    async def _until_needless(self, ends: Sequence[asyncio.Task[None]]) -> None:
+        """Wait until all jobs have ended while a broker compiles."""
+        if ends:
+            await asyncio.wait(ends)
+        compiling = [asyncio.create_task(pool.broker.compiles.wait()) for pool in self.pools]
+        try:
+            await asyncio.wait(compiling, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancelled(compiling)
 
     async def _watch_guardian(self, guardian: Watchdog) -> None:
         """Say so if the guardian does not begin, or ends before the jobs do, until cancelled."""
