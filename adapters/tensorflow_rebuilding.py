@@ -39,8 +39,9 @@ from tensorflow.python.framework import func_graph, importer
 from tensorflow.python.framework import ops as framework_ops
 from tensorflow.python.ops import handle_data_util
 
+from zico.base.saying import inform
 from zico.base.units import format_bytes
-from zico.job.autoload import complain, inform
+from zico.job.autoload import complain
 from zico.offload.swap_joining import HeapGauge
 from zico.planning.saving.graph_rebuilding import Operation, StepGraph
 

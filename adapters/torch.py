@@ -13,9 +13,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ZicoError
+from zico.base.saying import inform
 from zico.heap.layout import Attached
 from zico.job import joining, session
-from zico.job.autoload import complain, inform
+from zico.job.autoload import complain
 from zico.offload.state_return import Resting
 from zico.offload.swapper import LEAST_BYTES
 from zico.planning.saving.registry import AUTO_PLANNERS, LONGEST, REDUCING, SAVE_PLANNERS, SEGMENTS, is_encoding

@@ -16,8 +16,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from zico.base.saying import inform
 from zico.heap.cuda.contents import HELD, WAITS, contents
-from zico.job.autoload import inform
 from zico.trace.snapshot import block, segment
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from torch.jit import _builtins
 from zico.adapters.torch_recipes import RULES, Made, Masking, Recipe, Source, can_be_remade, remade, shape_of
 from zico.adapters.torch_saving import PLAIN, is_dense, is_traced, is_transformed, storage_of
 
-from zico.job.autoload import inform
+from zico.base.saying import inform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

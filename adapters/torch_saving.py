@@ -43,7 +43,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils._device import DeviceContext
 
-from zico.job.autoload import inform
+from zico.base.saying import inform
 from zico.offload.digest import digest
 from zico.offload.encodings import SIGNS, ZEROS
 from zico.offload.mover import Idle, Place

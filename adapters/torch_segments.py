@@ -60,7 +60,7 @@ from zico.adapters.torch_module_state import (
 from zico.adapters.torch_recipes import can_be_remade
 from zico.adapters.torch_saving import is_plain, is_transformed, storage_of
 
-from zico.job.autoload import inform
+from zico.base.saying import inform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

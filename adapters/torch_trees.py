@@ -39,6 +39,7 @@ import numpy as np
 from zico.adapters import torch_graphs
 
 from zico.base.errors import HookError
+from zico.base.saying import inform
 from zico.heap.cuda import captures, on_stream
 from zico.heap.layout import PIECE, PieceState
 from zico.job import autoload
@@ -270,6 +271,6 @@ def _without(before: Any, output_code: Any, config: Any) -> Any:  # noqa: ANN401
             return
         output_code.BoxedBool.disable(cudagraphs)
         if _told:
-            autoload.inform(_told.pop())
+            inform(_told.pop())
 
     return post_compile

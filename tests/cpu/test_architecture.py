@@ -168,6 +168,25 @@ def test_only_one_module_makes_consoles() -> None:
     assert users == {ROOT / "zico" / "report" / "console.py"}
 
 
+WRITES_STDERR = {
+    "zico/base/saying.py",
+    "zico/job/inject/sitecustomize.py",  # also where Zico cannot be imported
+}
+OF_A_USER = ("base", "device", "heap", "integrations", "job", "offload", "pool", "planning", "trace")
+
+
+def test_one_function_writes_to_a_users_stderr() -> None:
+    """Whatever runs in a user's process writes lines by the one function that never raises."""
+    folders = (*(f"zico/{name}" for name in OF_A_USER), "adapters", "kernels")
+    found = {
+        str(path.relative_to(ROOT))
+        for path in source_files(folders)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute | ast.Name) and ast.unparse(node) in {"sys.stderr", "print"}
+    }
+    assert found == WRITES_STDERR
+
+
 def test_no_adapter_imports_another() -> None:
     """Adapters know one framework each and none of the others; ``torch_ops.py`` is a part of ``torch.py``.
 

@@ -109,6 +109,21 @@ def test_a_broken_zico_costs_one_line(user: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("has_zico", [True, False])
+def test_stderr_without_a_reader_stops_no_import(user: Path, *, has_zico: bool) -> None:
+    """A line that Zico cannot write is lost, and the framework is imported; also where stderr is closed."""
+    broken = user / "broken"
+    (broken / "zico").mkdir(parents=True)
+    (broken / "zico" / "__init__.py").write_text("raise RuntimeError('half installed')\n")
+    (user / "torch.py").write_text("")
+    environment = {"ZICO_SOCKET": str(user / "none"), "ZICO_PACKAGE_PATH": str(PACKAGE_PATH)}
+    for redirect in ("os.dup2(ends[1], 2)", "sys.stderr.close()", "sys.stderr = None"):
+        # The line is written by sitecustomize where Zico is broken, and by the import of torch else.
+        (user / "sitecustomize.py").write_text(f"import os, sys\nends = os.pipe()\nos.close(ends[0])\n{redirect}\n")
+        done = python("import torch; print('ran')", user, *([] if has_zico else [broken]), **environment)
+        assert done.stdout == "ran\n", redirect
+
+
 def test_the_users_sitecustomize_runs(user: Path) -> None:
     """The user's own sitecustomize runs, is the module of that name, and the job is still watched."""
     (user / "sitecustomize.py").write_text("import sys\nsys.user_ran = (__file__,)\n")

@@ -30,7 +30,6 @@ import itertools
 import os
 import pwd
 import stat
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +37,7 @@ from typing import TYPE_CHECKING
 import platformdirs
 
 from zico.base.errors import ConfigError
+from zico.base.saying import inform
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,9 +124,9 @@ def _cache_root(wanted: Path) -> Path:
         refused[root] = fault
     else:
         raise ConfigError(f"no directory for machine code: {'; '.join(refused.values())}: {_ADVICE}")
-    if refused and sys.stderr is not None:  # None in a process without one, where there is nobody to tell
+    if refused:
         faults = "; ".join(dict.fromkeys(refused.values()))
-        sys.stderr.write(f"zico: machine code is kept in {root} and not in {wanted}, as {faults}: {_ADVICE}\n")
+        inform(f"machine code is kept in {root} and not in {wanted}, as {faults}: {_ADVICE}")
     return root
 
 

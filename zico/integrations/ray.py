@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import BrokerError, ConfigError
 from zico.base.rundir import base_directory
+from zico.base.saying import inform
 from zico.base.settings import HOST, JOB_VARIABLE, SOCKET_VARIABLE, STARTING_VARIABLE
 from zico.base.units import format_bytes, parse_size
 from zico.integrations.libraries import first_of
-from zico.job import autoload, joining
+from zico.job import joining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,7 +48,7 @@ _RESOURCE = re.compile(r"zico_(host|cuda_\d{1,4})")
 
 ray = first_of(("ray",), "Ray", "zico[ray]")
 if not f"{ray.__version__}.".startswith(f"{TESTED_VERSION}."):
-    autoload.inform(
+    inform(
         f"Ray {ray.__version__} is not what this was tested with ({TESTED_VERSION}): if it does not work, "
         f"pip install 'ray=={TESTED_VERSION}.*'"
     )

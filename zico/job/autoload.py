@@ -13,8 +13,8 @@ Guarantees
     * What the import raises, the importer gets, unchanged; the next attempt is watched again.
     * An adapter that fails costs one line on stderr, and the framework works as without Zico.
     * An adapter is enabled once per process, however often its module is imported or reloaded.
-    * Nothing is imported here but what every Python has loaded when it starts: this runs in each
-      Python process of a job, also in those that never see a framework.
+    * Nothing is imported here but what every Python has loaded when it starts, and one module of a
+      few lines: this runs in each Python process of a job, also in those that never see a framework.
 
 Known limitations
     * A namespace package (a folder without ``__init__.py``) and a loader without ``exec_module``
@@ -26,6 +26,8 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+
+from zico.base.saying import inform
 
 TYPE_CHECKING = False  # type checkers take it for the one of typing, whose import would cost milliseconds
 if TYPE_CHECKING:
@@ -186,14 +188,5 @@ def reason_of(error: BaseException) -> str:
 
 
 def complain(what: str, error: BaseException) -> None:
-    """Write one line to stderr, for the one reader there is at this point: the person at the terminal.
-
-    Not logging: the user's program has not configured it yet, and Zico must not do it for them.
-    """
+    """Write one line to stderr, for the one reader there is at this point: the person at the terminal."""
     inform(f"{what}: {reason_of(error)}")
-
-
-def inform(line: str) -> None:
-    """Write one line to stderr that nothing has gone wrong for."""
-    if sys.stderr is not None:  # None in a process without one, where there is nobody to tell
-        sys.stderr.write(f"zico: {line}\n")

@@ -27,6 +27,7 @@ from zico.base import interpreter
 from zico.base.errors import BrokerError, ZicoError
 from zico.base.paths import settings_file
 from zico.base.rundir import socket_for
+from zico.base.saying import inform
 from zico.base.settings import (
     DEVICE_VARIABLE,
     HOST,
@@ -130,7 +131,7 @@ def _open_pool(device: str | None, budget: str | None) -> Path:
                 others = len(status.jobs)
                 how = "started by this process" if started else f"{others} other {'job' if others == 1 else 'jobs'}"
                 budget_text = format_bytes(status.budget_bytes)
-                _say(f"shares {budget_text} of {status.device}, {how}; {SWITCH_VARIABLE}=off leaves this out")
+                inform(f"shares {budget_text} of {status.device}, {how}; {SWITCH_VARIABLE}=off leaves this out")
                 _compare(path, first, budget)
                 return path
         started = _start(path, device, budget)
@@ -146,7 +147,7 @@ def _start(path: Path, device: str | None, budget: str | None) -> bool:
     words = ["--socket", str(path), "--until", str(os.getpid())]
     words += [*(["--device", device] if device else []), *(["--budget", budget] if budget else [])]
     with tempfile.TemporaryFile() as said:
-        lines = start_broker(words, said, _say)
+        lines = start_broker(words, said, inform)
     if lines is None:
         return True
     if "another broker lives" in lines[-1]:
@@ -181,9 +182,4 @@ def _compare(path: Path, device: str, budget: str | None) -> None:
     told = done.stderr if done.returncode else done.stdout
     if told.strip():
         what = "settings were not compared with those of the pool: " if done.returncode else ""
-        _say(what + told.strip().splitlines()[-1].removeprefix("zico: "))
-
-
-def _say(text: str) -> None:
-    if sys.stderr is not None:
-        sys.stderr.write(f"zico: {text}\n")
+        inform(what + told.strip().splitlines()[-1].removeprefix("zico: "))

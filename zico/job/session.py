@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import HookError
+from zico.base.saying import inform
 from zico.base.settings import SOCKET_VARIABLE, STARTING_VARIABLE, kind_of
-from zico.job.autoload import complain, framework_of, inform
+from zico.job.autoload import complain, framework_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -466,7 +467,7 @@ def _explain_failures(session: Session) -> None:
         before(kind, error, traceback)
         reason = session.explain_failure()
         if reason is not None:
-            sys.stderr.write(f"zico: out of memory: {reason}\n")
+            inform(f"out of memory: {reason}")
 
     sys.excepthook = excepthook
 

@@ -52,7 +52,9 @@ def _activate() -> None:
         activate()
     except Exception as error:  # noqa: BLE001 - the user's process must go on, whatever is wrong with us
         reason = " ".join(str(error).split()) or type(error).__name__
-        if sys.stderr is not None:
+        import contextlib
+
+        with contextlib.suppress(Exception):  # as zico.base.saying, which may be what cannot be imported
             sys.stderr.write(f"zico: not active: {reason}\n")
 
 
