@@ -17,10 +17,10 @@ from zico.planning.packing.files import iteration_problem
 from zico.scheduler.policies import policy_named
 from zico.simulator.compare import Pool, horizon_of, simulate
 from zico.simulator.device_model import device_model_named
-from zico.simulator.jobs_file import finest_region, in_regions, peak_of, profile_of
+from zico.simulator.jobs_file import finest_region, in_regions, profile_of
 from zico.simulator.operating_points import limited, over, simulate_saving
 from zico.simulator.paging_simulation import by_paging
-from zico.simulator.simulate import Load
+from zico.simulator.simulate import Load, peak_of
 from zico.simulator.ways_to_save import by_planner
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from trace_cases import train
 
 from zico.base.errors import ConfigError
 from zico.base.units import GIB, MIB
-from zico.simulator.jobs_file import finest_region, in_regions, peak_of, profile_of_curve, read_jobs
+from zico.simulator.jobs_file import finest_region, in_regions, profile_of_curve, read_jobs
+from zico.simulator.simulate import peak_of
 from zico.trace.files import write_trace
 
 if TYPE_CHECKING:

@@ -24,6 +24,8 @@ from zico.report.picture import (
     whole_span,
     write_picture,
 )
+from zico.simulator.jobs_file import read_jobs
+from zico.simulator.simulate import peak_of
 
 REPORT = RunReport(device="host", policy="zico", budget_bytes=64 * MIB, pool=PoolFigures(), jobs=())
 
@@ -97,6 +99,20 @@ def test_jobs_are_written_as_their_profiles_were(tmp_path: Path) -> None:
     assert write_jobs(made, tmp_path / "jobs.json")
     wanted = {"name": "a", "iteration_s": 1.0, "persistent_bytes": 0, "curve": [[0.0, 20 * MIB], [0.5, 40 * MIB]]}
     assert json.loads((tmp_path / "jobs.json").read_bytes()) == {"jobs": [wanted]}
+
+
+def test_what_is_no_usual_iteration_becomes_a_phase(tmp_path: Path) -> None:
+    """A job that evaluates in twice its usual peak in iterations 3 to 5 is simulated with that peak."""
+    made = record(10)
+    held = made.held_bytes.copy()
+    held[150:300, 0] *= 2
+    made = dataclasses.replace(made, held_bytes=held, profile_bytes=np.array([20, 40]) * MIB)
+    assert write_jobs(made, tmp_path / "jobs.json")
+    (load,) = read_jobs((tmp_path / "jobs.json").read_bytes(), "jobs.json", tmp_path)
+    assert load.profile.peak == 40 * MIB
+    assert [phase.after for phase in load.phases] == [3, 6]
+    assert peak_of(load) == held[150:300, 0].max() > 78 * MIB
+    assert load.phases[1].profile == load.profile
 
 
 def test_without_a_profile_no_jobs_are_written(tmp_path: Path) -> None:

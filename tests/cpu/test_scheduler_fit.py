@@ -17,6 +17,7 @@ from zico.scheduler.policies import policy_named
 from zico.scheduler.state import Profile
 from zico.simulator.fit import Answer, Fit, fit
 from zico.simulator.jobs_file import MOST_BINS, profile_of
+from zico.simulator.simulate import LoadPhase
 
 POLICY = policy_named("zico")
 
@@ -33,6 +34,17 @@ def test_jobs_within_the_sum_of_their_peaks_cost_nothing() -> None:
     assert found.answer is Answer.FITS
     assert [job.delay_ns for job in found.jobs] == [0, 0]
     assert found.reason == "peaks 3.1 GiB + 1.9 GiB are within 5 GiB"
+
+
+def test_a_phase_that_needs_more_than_usual_iterations_counts() -> None:
+    """A job that evaluates in twice its usual peak does not fit into that peak."""
+    load = triangle(50).load("A")
+    evaluates = dataclasses.replace(load, phases=(LoadPhase(10, triangle(100).load("A").profile, load.persistent),))
+    assert fit([load], 60, POLICY, 64 * MIB).answer is Answer.FITS
+    found = fit([evaluates], 60, POLICY, 64 * MIB)
+    assert found.answer is Answer.NO
+    assert found.reason == "A alone needs 6.1 GiB"
+    assert found.jobs[0].peak == 100
 
 
 MEETS, SHORT = "its peak would meet that of A: ", "memory is short within its iteration: "

@@ -261,4 +261,6 @@ class RoomByFit:
 
 
 def _peak(loads: Sequence[Load]) -> int:
-    return sum(load.profile.peak for load in loads)
+    from zico.simulator.simulate import peak_of
+
+    return sum(map(peak_of, loads))

@@ -61,7 +61,8 @@ class Means:
     @property
     def need(self) -> Callable[[Load], int]:
         """Return what a job cannot do without: its peak, unless all policies let it go on with less."""
-        from zico.simulator.jobs_file import least_of, peak_of
+        from zico.simulator.jobs_file import least_of
+        from zico.simulator.simulate import peak_of
 
         return least_of if set(self.policies) == {AUTO} else peak_of
 
@@ -148,7 +149,8 @@ def work_of(
     from zico.scheduler.shares import check
     from zico.simulator.compare import check_fits, check_guarantees
     from zico.simulator.device_model import device_model_named
-    from zico.simulator.jobs_file import finest_region, in_regions, peak_of, read_jobs
+    from zico.simulator.jobs_file import finest_region, in_regions, read_jobs
+    from zico.simulator.simulate import peak_of
 
     text, where, folder = _source(jobs)
     device = device_model_named(device_model)
@@ -315,7 +317,7 @@ def _simulated(
 ) -> SimulationReport:
     """Run everything, in the order in which it was asked for."""
     from zico.report.simulation import SimulatedLoad, SimulationReport
-    from zico.simulator.jobs_file import peak_of
+    from zico.simulator.simulate import peak_of
 
     rows: list[SimulatedRow] = []
     notes = [] if set(policies) == {AUTO} else list(_too_tight(work, budgets))
@@ -350,7 +352,7 @@ def _simulated(
 
 def _too_tight(work: Work, budgets: Sequence[Budget]) -> Iterator[str]:
     """Yield which jobs no order makes fit: why memory overflows whatever the policy."""
-    from zico.simulator.jobs_file import peak_of
+    from zico.simulator.simulate import peak_of
 
     kept = sum(load.persistent for load in work.loads if not load.iterations)
     needs = {load.name: peak_of(load) + kept - (0 if load.iterations else load.persistent) for load in work.loads}

@@ -13,7 +13,7 @@ from zico.report.model import RunReport, to_json
 from zico.report.table import SAVING_COLUMNS, attention_lines, columns_of, job_rows, pool_lines, saving_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from zico.report.model import Record
 
@@ -25,6 +25,7 @@ TRACE_NAME = "perfetto.json"
 RECORD_NAME = "record.npz"
 JOBS_NAME = "jobs.json"
 _FILE_MODE = 0o666
+_LEAST_S = 1e-6  # of an iteration in a job file
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -72,19 +73,59 @@ def jobs_of(record: Record) -> list[dict[str, Any]]:
     """Return what the jobs' iterations did to memory, as a job file for ``zico simulate`` says it.
 
     A job is left out if it has not ended an iteration; of those of one name the last to join is
-    there.
+    there. Stretches in which it held more than its usual iteration does, such as an evaluation, are
+    phases, as the history's samples show them.
     """
-    jobs = {}
+    jobs: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(record.names):
         t_s, held_bytes = record.curve_of(number)
         if len(t_s) and record.iteration_s[number] > 0:
-            jobs[name] = {
-                "name": name,
+            usual = {
                 "iteration_s": float(record.iteration_s[number]),
                 "persistent_bytes": min(int(record.persistent_bytes[number]), int(held_bytes[-1])),
                 "curve": [[round(t, 9), held] for t, held in zip(t_s.tolist(), held_bytes.tolist(), strict=True)],
             }
+            jobs[name] = {"name": name, **usual}
+            if phases := list(_phases(record, number, usual)):
+                jobs[name]["phases"] = phases
     return list(jobs.values())
+
+
+_MORE = 17 / 16  # of the usual peak: what is above is no usual iteration
+_MISSED = 2  # iterations between two that were above, whose samples may have missed it
+_MOST_STRETCHES = 8  # of a job, those that hold the most
+_POINTS = 16  # of a stretch's curve: samples of its iterations, laid over each other
+
+
+def _phases(record: Record, job: int, usual: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what the job did instead of usual iterations, and after each of these stretches the usual one again.
+
+    What came before the first iteration's end is none of them: a job begins with it, whatever it is.
+    """
+    import numpy as np
+
+    ends, held = record.boundaries_of(job), record.held_bytes[:, job]
+    number = np.searchsorted(ends, record.t_s, side="right")
+    most = max(level for _, level in usual["curve"]) * _MORE
+    above = np.unique(number[(held > most) & (number > 0)])
+    if not len(above):
+        return
+    stretches = np.split(above, 1 + np.flatnonzero(np.diff(above) > 1 + _MISSED))
+    peaks = [held[(number >= one[0]) & (number <= one[-1])].max() for one in stretches]
+    for place in sorted(np.argsort(peaks, kind="stable")[-_MOST_STRETCHES:].tolist()):
+        first, last = int(stretches[place][0]), int(stretches[place][-1])
+        samples = (number >= first) & (number <= last) & (held > 0)
+        end_s = ends[last] if last < len(ends) else record.t_s[samples].max()
+        length_s = max(float(end_s - ends[first - 1]) / (last - first + 1), _LEAST_S)
+        within_s = record.t_s[samples] - ends[number[samples] - 1]
+        levels = np.zeros(_POINTS, np.int64)
+        np.maximum.at(levels, np.minimum(within_s / length_s * _POINTS, _POINTS - 1).astype(np.int64), held[samples])
+        levels[levels == 0] = usual["persistent_bytes"]
+        changes = np.flatnonzero(np.diff(levels, prepend=-1))
+        curve = [[round(length_s * at / _POINTS, 9), int(levels[at])] for at in changes.tolist()]
+        yield {**usual, "after": first, "iteration_s": length_s, "curve": curve}
+        if last < len(ends):
+            yield {**usual, "after": last + 1}
 
 
 def of_device(name: str, device: str, *, several: bool) -> str:

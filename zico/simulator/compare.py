@@ -14,8 +14,7 @@ import numpy as np
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes
 from zico.scheduler.parameters import Unit
-from zico.simulator.jobs_file import peak_of
-from zico.simulator.simulate import Simulation
+from zico.simulator.simulate import Simulation, peak_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

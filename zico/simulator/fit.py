@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zico.base.errors import ProblemError
 from zico.base.units import format_bytes
 from zico.simulator.operating_points import choose, limited
-from zico.simulator.simulate import Simulation
+from zico.simulator.simulate import Simulation, peak_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +122,7 @@ def _with_less(job: JobFit, load: Load, less: OperatingPoint, region_bytes: int)
         reason += f": {_milliseconds(longer_ns)} later each iteration"
     return dataclasses.replace(
         job,
-        peak=load.profile.peak,
+        peak=peak_of(load),
         persistent=load.persistent,
         delay_ns=job.delay_ns + longer_ns,
         normalised=job.normalised * load.profile.duration_ns / less.duration_ns,
@@ -134,25 +134,25 @@ def _with_less(job: JobFit, load: Load, less: OperatingPoint, region_bytes: int)
 def _least_budget(loads: Sequence[Load], budget: int, region_bytes: int) -> tuple[int, str]:
     """Return the regions without which some job can never end an iteration, and whose fault that is."""
     kept = sum(load.persistent for load in loads)
-    worst = max(loads, key=lambda load: load.profile.peak - load.persistent)
-    least = worst.profile.peak - worst.persistent + kept
-    largest = max(loads, key=lambda load: load.profile.peak)
-    if largest.profile.peak > budget:
-        return least, f"{largest.name} alone needs {format_bytes(largest.profile.peak * region_bytes)}"
-    needs = format_bytes(worst.profile.peak * region_bytes)
+    worst = max(loads, key=lambda load: peak_of(load) - load.persistent)
+    least = peak_of(worst) - worst.persistent + kept
+    largest = max(loads, key=peak_of)
+    if peak_of(largest) > budget:
+        return least, f"{largest.name} alone needs {format_bytes(peak_of(largest) * region_bytes)}"
+    needs = format_bytes(peak_of(worst) * region_bytes)
     keep = format_bytes((kept - worst.persistent) * region_bytes)
     return least, f"{worst.name} needs {needs}, and the others keep {keep} between iterations"
 
 
 def _peaks_together(loads: Sequence[Load], budget: int, waits: bool, region_bytes: int) -> str:  # noqa: FBT001
-    terms = " + ".join(format_bytes(load.profile.peak * region_bytes) for load in loads)
-    if sum(load.profile.peak for load in loads) <= budget:
+    terms = " + ".join(format_bytes(peak_of(load) * region_bytes) for load in loads)
+    if sum(map(peak_of, loads)) <= budget:
         return f"peaks {terms} are within {format_bytes(budget * region_bytes)}"
     return f"peaks {terms} exceed {format_bytes(budget * region_bytes)}" + ("" if waits else ", but need not meet")
 
 
 def _misfit(loads: Sequence[Load], least: int, reason: str) -> Fit:
-    jobs = tuple(JobFit(load.name, load.profile.peak, load.persistent, 0, 0.0, "") for load in loads)
+    jobs = tuple(JobFit(load.name, peak_of(load), load.persistent, 0, 0.0, "") for load in loads)
     return Fit(Answer.NO, least, jobs, reason)
 
 
@@ -167,10 +167,10 @@ def _job_fit(load: Load, number: int, outcome: Outcome, window_ns: int) -> JobFi
     iterations = outcome.normalised[number] * window_ns / load.profile.duration_ns
     delay_ns = round(outcome.waited_ns[number] / iterations) if iterations > 0 else window_ns
     if delay_ns < _NEGLIGIBLE * load.profile.duration_ns:
-        return JobFit(load.name, load.profile.peak, load.persistent, 0, 1.0, "")
+        return JobFit(load.name, peak_of(load), load.persistent, 0, 1.0, "")
     why = outcome.reasons[number] or "memory is short within its iteration"
     reason = f"{why}: {_milliseconds(delay_ns)} later each iteration"
-    return JobFit(load.name, load.profile.peak, load.persistent, delay_ns, normalised, reason)
+    return JobFit(load.name, peak_of(load), load.persistent, delay_ns, normalised, reason)
 
 
 def _milliseconds(t_ns: int) -> str:

@@ -21,7 +21,7 @@ from zico.base.errors import ConfigError, ProblemError, ZicoError
 from zico.base.units import format_bytes, parse_size
 from zico.scheduler.shares import floor_of
 from zico.scheduler.state import OperatingPoint, Profile
-from zico.simulator.simulate import Load, LoadPhase
+from zico.simulator.simulate import Load, LoadPhase, peak_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -428,11 +428,6 @@ def _traced(path: Path, region_bytes: int) -> tuple[Profile, int]:
 
 
 # -- units -----------------------------------------------------------------------------------------
-
-
-def peak_of(load: Load) -> int:
-    """Return the most regions that a job holds in any of its phases."""
-    return max([load.profile.peak, *(phase.profile.peak for phase in load.phases)])
 
 
 def least_of(load: Load) -> int:

@@ -143,6 +143,11 @@ class Load:
     """How it could go on with less, which ``zico.simulator.operating_points`` chooses from."""
 
 
+def peak_of(load: Load) -> int:
+    """Return the most regions that a job holds in any of its phases."""
+    return max([load.profile.peak, *(phase.profile.peak for phase in load.phases)])
+
+
 def load_of(job: JobView, profile: Profile, less: tuple[OperatingPoint, ...] = ()) -> Load:
     """Return what a job that a broker sees will go on to do."""
     asked = {name: getattr(job, name) for name in ("name", "jitter", "floor", "weight", "priority")}
