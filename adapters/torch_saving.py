@@ -89,6 +89,19 @@ def _unshared() -> tuple[int, int]:
 _USES, _OBJECT_REFERENCES = _unshared()
 
 
+def _maker(tensor: torch.Tensor) -> str:
+    """Return autograd's name of the operation that made a tensor's memory; empty: it does not know."""
+    made = tensor._base if tensor._is_view() else tensor
+    node = None if made is None else made.grad_fn
+    return "" if node is None else node.name()
+
+
+def _reader() -> str:
+    """Return autograd's name of the operation whose backward pass runs in this thread; empty: none does."""
+    node = torch._C._current_autograd_node()
+    return "" if node is None else node.name()
+
+
 def digest_of(storage: Any) -> int:  # noqa: ANN401 - torch has no types
     """Return the digest of a tensor's memory."""
     return digest(storage.data_ptr(), storage.nbytes())
@@ -392,7 +405,7 @@ class Saving:
                 if known is None and self.owns(storage):
                     known = self.known[storage._cdata] = self.storage_type(self, storage)
                     self.saved_bytes += known.size_bytes
-                    self.swapper.saved(known)
+                    self.swapper.saved(known, _maker(tensor))
                 if known is not None:
                     saved = Saved(known, tensor)
                     if self.on_saved is not None:
@@ -411,8 +424,8 @@ class Saving:
                 raise RuntimeError(_REDUCED)
             if _dispatch_modes() > 0:
                 with torch._C._DisableTorchDispatch():
-                    return self.swapper.used(packed.storage, packed.take)
-            return self.swapper.used(packed.storage, packed.take)
+                    return self.swapper.used(packed.storage, packed.take, _reader())
+            return self.swapper.used(packed.storage, packed.take, _reader())
         alias, version = packed
         if alias._version != version:
             _check_version(alias, version)

@@ -118,6 +118,23 @@ def test_with_a_slow_tier_tensors_are_dropped_and_with_a_fast_one_they_leave() -
     assert planned.peak_bytes <= 32 * MIB
 
 
+def test_planners_decide_by_what_made_a_tensor_and_what_keeps_it() -> None:
+    """Of layers of a convolution and a ReLU, vDNN moves what the former read, SuperNeurons what they made."""
+    n = 12
+    made = ["ConvolutionBackward0", "ReluBackward0"] * (n // 2)
+    kept = ["NativeBatchNormBackward0", "ConvolutionBackward0"] * (n // 2)
+    seen = dataclasses.replace(layered(n), names=(*made, *reversed(kept)))
+    inputs, results = {i for i in range(n - 1) if i % 2}, {i for i in range(n - 1) if i % 2 == 0}
+    vdnn, supers = (choose(seen, share * MIB, FAST, name) for share, name in ((32, "vdnn"), (24, "superneurons")))
+    assert vdnn == Chosen(frozenset(inputs), frozenset())
+    assert isinstance(supers, Chosen)
+    assert supers.drops == inputs
+    assert frozenset() < supers.leaves <= results
+    nameless = choose(dataclasses.replace(seen, names=()), 32 * MIB, FAST, "vdnn")
+    assert isinstance(nameless, Chosen)
+    assert nameless.leaves == inputs | results
+
+
 def test_a_source_that_leaves_is_back_for_what_is_made_of_it() -> None:
     """It comes back for the first use of the two."""
     seen = layered(12)

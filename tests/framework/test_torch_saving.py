@@ -182,5 +182,7 @@ def test_fewer_bits_are_other_bits_and_still_train(roomy: Pool) -> None:
 @pytest.mark.timeout(3 * PATIENCE_S)
 @pytest.mark.parametrize("name", [name for name in WAYS if name != "segments"])
 def test_a_training_says_nothing(roomy: Pool, name: str) -> None:
-    """Neither do jobs that need less memory write to stderr; one with segments names what it refuses."""
-    assert trained(roomy, name)["stderr"]["text"] == trained_alone()["stderr"]["text"] == ""
+    """Neither do jobs that need less memory write to stderr, but for who stands in for a planner without a plan."""
+    lines = trained(roomy, name)["stderr"]["text"].splitlines()
+    assert [line for line in lines if not line.endswith("; longest is used instead")] == []
+    assert trained_alone()["stderr"]["text"] == ""

@@ -44,9 +44,9 @@ class Watched:
         swapper().saved = self._note
         return self
 
-    def _note(self, idle: Idle) -> None:
+    def _note(self, idle: Idle, maker: str = "") -> None:
         self.storages.append(idle)  # type: ignore[arg-type] # it is one
-        self._saved(idle)
+        self._saved(idle, maker)
 
     def __exit__(self, *_: object) -> None:
         """End."""

@@ -6,6 +6,7 @@ import _thread
 import contextlib
 import copy
 import ctypes
+import gc
 import io
 import os
 import pickle
@@ -29,11 +30,15 @@ from zico.adapters.torch_saving import Saving, Storage, digest_of
 
 from zico.job import session
 from zico.offload.mover import Place
+from zico.offload.observed import problem_of
+from zico.offload.swap_schedule import Chosen, choose
+from zico.offload.tier_layout import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from zico.offload.mover import Idle
+    from zico.offload.observed import Observed
 
 MIB = 1 << 20
 ROWS = 512
@@ -70,9 +75,9 @@ class Watched:
         type(self._swapper).drops = ANY  # type: ignore[assignment] # as if a plan did
         return self
 
-    def _note(self, idle: Idle) -> None:
+    def _note(self, idle: Idle, maker: str = "") -> None:
         self.storages.append(idle)  # type: ignore[arg-type] # it is one
-        self._saved(idle)
+        self._saved(idle, maker)
 
     def __exit__(self, *_: object) -> None:
         """End."""
@@ -977,9 +982,9 @@ def check_who_is_about_to_reach_for_it_has_reached_for_it() -> None:
         (made,) = (each for each in watched.storages if each.recipe is not None)
         used = saving.swapper.used
 
-        def after_a_check(idle: Idle, take: Callable[[], Any]) -> Any:  # noqa: ANN401 - as it
+        def after_a_check(idle: Idle, take: Callable[[], Any], reader: str = "") -> Any:  # noqa: ANN401 - as it
             assert watched.drop() == []
-            return used(idle, take)
+            return used(idle, take, reader)
 
         saving.swapper.used = after_a_check
         try:
@@ -1079,6 +1084,88 @@ def check_who_waits_for_memory_waits_for_the_device() -> None:
         assert not made.await_check(DEADLINE_S)
         assert watched.drop() == ["relu"]
         end.backward()
+
+
+# -- what planners of jobs decide by ---------------------------------------------------------------
+
+
+class Convnet(nn.Module):
+    """Convolutions with feature maps of 2 MiB, a pool, a sum with a shortcut, and no layer in place."""
+
+    def __init__(self) -> None:
+        """Make it."""
+        super().__init__()
+        self.first, self.shortcut = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.inner = nn.ModuleList([nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(8) for _ in range(5)])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return feature maps."""
+        x = self.norms[0](self.first(images)).relu()
+        x = functional.max_pool2d(x, 3, 1, 1)
+        y = self.norms[1](self.inner[0](x)).relu()
+        x = (self.norms[2](self.inner[1](y)) + self.norms[3](self.shortcut(x))).relu()
+        return self.norms[4](self.inner[2](x)).relu()
+
+
+def observed() -> tuple[Observed, set[int], set[int]]:
+    """Return an iteration of a net in training, and which of its tensors are convolutions' inputs and results."""
+    gc.collect()
+    torch.manual_seed(3)
+    model, images = Convnet(), torch.randn(64, 4, 32, 32)
+    inputs, results = set[int](), set[int]()
+
+    def note(_module: nn.Module, args: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
+        inputs.add(args[0].data_ptr())
+        results.add(result.data_ptr())
+
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(note)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    joined = session.current()
+    assert joined is not None
+    joined.pool.set_limit(joined.membership.job, 0)
+    learner = swapper_here()._learner
+    for _ in range(6):
+        inputs.clear()
+        results.clear()
+        with Watched() as watched:
+            loss = model(images).square().mean()
+        numbers = {each._storage.data_ptr(): each.ordinal for each in watched.storages}
+        watched.storages.clear()
+        loss.backward()
+        optimizer.step()
+        del loss
+        if learner.planning is not None:
+            learner.planning.join(DEADLINE_S)
+            assert not learner.planning.is_alive()
+    seen = learner._planned
+    assert seen is not None
+    return seen, {numbers[each] for each in inputs if each in numbers}, {numbers[each] for each in results}
+
+
+def check_planners_of_jobs_decide_by_the_operations_of_their_papers() -> None:
+    """VDNN moves what convolutions read, SuperNeurons what they make, and cheap layers' results are made again."""
+    seen, inputs, results = observed()
+    instant = Rates(1e15, 1e15, 0.0, 0.0)
+    found = problem_of(seen, instant)
+    inputs &= set(found.numbers)
+    results &= set(found.numbers)
+    peak, ways = found.problem.peak_bytes, frozenset(seen.ways) & frozenset(found.numbers)
+    chosen = {}
+    for planner, less_mib in (("vdnn", 4), ("superneurons", 8), ("echo", 4), ("gist", 4)):
+        answer = choose(seen, peak - less_mib * MIB, instant, planner)
+        assert isinstance(answer, Chosen), (planner, answer)
+        assert answer.note == "", planner
+        chosen[planner] = answer
+    assert chosen["vdnn"] == (inputs, frozenset(), "")
+    assert chosen["gist"].leaves > inputs, "all that layers have read"
+    assert chosen["superneurons"].drops == ways
+    assert frozenset() < chosen["superneurons"].leaves <= results
+    assert not ways & results
+    assert frozenset() < chosen["echo"].drops <= ways
+    assert chosen["echo"].leaves == frozenset()
 
 
 if __name__ == "__main__":

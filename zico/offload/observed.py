@@ -48,6 +48,8 @@ class Observed:
     """When each tick began, on a clock that stands still while the job waits."""
     ways: Mapping[int, Rebuild] = dataclasses.field(default_factory=dict)
     """How tensors can be made again, by number."""
+    names: tuple[str, ...] = ()
+    """By event: the framework's name of what made the tensor that is saved, or needs the one used; nothing: unknown."""
 
 
 class Idleness:
@@ -177,8 +179,27 @@ class _Seeing:
             out=Link(rates.out_bytes_per_s, round(rates.out_latency_s * NS)),
             back=Link(rates.in_bytes_per_s, round(rates.in_latency_s * NS)),
             limit_bytes=limit_bytes,
+            **self._names(len(filled)),
         )
         return Seen(problem, self._graph(problem, np.maximum(rest, 0)), self._numbers)
+
+    def _names(self, n_others: int) -> dict[str, tuple[str, ...]]:
+        """Return what made each tensor, and what has saved it; of others nothing is known."""
+        seen, others = self._seen, ("",) * n_others
+        if not any(seen.names):
+            return {}
+        made: dict[int, str] = {}
+        read: dict[int, dict[str, None]] = {}
+        for code, name in zip(seen.sequence, seen.names, strict=True):
+            number, kind = divmod(code, 2)
+            if kind == SAVED:
+                made[number] = name
+            else:
+                read.setdefault(number, {})[name] = None
+        return {
+            "made_by": (*(made[i] for i in self._numbers), *others),
+            "read_by": (*(" ".join(read[i]) for i in self._numbers), *others),
+        }
 
     def _graph(self, problem: SwapProblem, rest: Int64s) -> Graph:
         n = len(self._ops)
@@ -191,7 +212,7 @@ class _Seeing:
             cost_ns=tuple(problem.op_duration_ns.tolist()),
             size_bytes=tuple(self._seen.size_bytes[i] for i in self._numbers),
             inputs=tuple(map(tuple, inputs)),
-            n_forward=int(np.argmax(problem.load_bytes)) + 1,
+            n_forward=problem.turning_op + 1,
             until=tuple(n if op.makes != NEVER else i for i, op in enumerate(self._ops)),
             rest_bytes=tuple(rest.tolist()),
             maker=tuple(min(uses) for uses in self._accesses),

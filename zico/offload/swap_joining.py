@@ -242,8 +242,7 @@ def start(
     With ``as_auto`` the broker chooses what it may hold. Of ``planners``, some of
     ``zico.planning.saving.registry.JOB_PLANNERS``, the fastest chooses what leaves;
     ``prepare`` is told of each but the first before an iteration is observed for it, ``inform`` once
-    of a planner that another one stands in for, or that plans for more than the job may hold, and
-    ``complain`` of a device that does not tell its time.
+    of a planner that ``LONGEST`` stands in for, and of a device that does not tell its time.
 
     Raises:
         ConfigError: There is no such tier, or it cannot be made.
@@ -271,13 +270,13 @@ def start(
             peak_bytes = int(seen.load_bytes.max()) + gauge.restable_bytes()
             gauge.tell(peak_bytes, planning.ways(seen, rates(), margin))
 
-    said: set[tuple[str, str]] = set()
+    said: set[str] = set()
 
     def follow(planner: str, note: str) -> None:
         gauge.follow(planner, note)
-        subject = note.partition(" ")[0], planner
-        if note and subject not in said and not (as_auto and planner != LONGEST):  # nobody has asked for it by name
-            said.add(subject)
+        asked = note.partition(" ")[0]
+        if note and planner == LONGEST and asked not in said:
+            said.add(asked)
             inform(note)
 
     told = tell, planners, inform, prepare

@@ -207,6 +207,7 @@ class Learner:
     def _start(self) -> None:
         self._codes: list[int] = []
         self._ticks: list[int] = []
+        self._names: list[str] = []
         self._stamps: list[Any] = []
         self._sizes: list[int] = []
         self._moved: list[tuple[int, int]] = []
@@ -223,10 +224,11 @@ class Learner:
         """Note that a tensor can be made again: what that takes, and of which others, by number."""
         self._ways[number] = Rebuild(cost_ns, tuple(dict.fromkeys(sources)))
 
-    def note_event(self, code: int, tick: int) -> None:
-        """Note an event of this moment."""
+    def note_event(self, code: int, tick: int, name: str = "") -> None:
+        """Note an event of this moment, and the operation that made or needs the tensor."""
         self._codes.append(code)
         self._ticks.append(tick)
+        self._names.append(name)
         self._stamps.append(self.clock.stamp())
 
     def note_moved(self, tick: int, size_bytes: int) -> None:
@@ -362,7 +364,7 @@ class Learner:
         self._now.observed_ns = took_ns
         self._tense = Tense(self._now.margin)
         codes, sizes, event_ticks, moved, ways = self._codes, self._sizes, self._ticks, self._moved, self._ways
-        stamps, clock = [*self._stamps, self.clock.end(ended)], self.clock
+        stamps, clock, names = [*self._stamps, self.clock.end(ended)], self.clock, tuple(self._names)
 
         def see() -> Observed:
             n = len(ended.load_bytes)
@@ -374,7 +376,7 @@ class Learner:
             times = np.maximum.accumulate(np.array(clock.read(stamps)))
             t_ns = np.interp(np.arange(n), [*ticks, n], times - times[0]).astype(np.int64)
             load = ended.load_bytes + np.maximum(away, 0)
-            return Observed(tuple(codes), tuple(sizes), tuple(ticks.tolist()), load, t_ns, ways)
+            return Observed(tuple(codes), tuple(sizes), tuple(ticks.tolist()), load, t_ns, ways, names)
 
         self._make(see)
 

@@ -179,26 +179,33 @@ class Swapper:
 
     # -- what the adapter tells --------------------------------------------------------------------
 
-    def saved(self, idle: Idle) -> None:
-        """Note a tensor that is idle from now on, until it is used. Waits for nothing."""
+    def saved(self, idle: Idle, maker: str = "") -> None:
+        """Note a tensor that is idle from now on, until it is used. Waits for nothing.
+
+        Args:
+            idle: The tensor.
+            maker: The framework's name of the operation that made it, empty: not known.
+        """
         with self._lock:
             self._turn_if_due()
             number = idle.ordinal = self._numbers
             self._numbers += 1
             self._idle[number] = weakref.ref(idle)
             self._learner.note_size(idle.size_bytes)
-            plan = self._pass(2 * number + SAVED, idle.size_bytes)
+            plan = self._pass(2 * number + SAVED, idle.size_bytes, maker)
             if plan is None:
                 self._thin_out()
             elif number in plan.leaves or number in plan.drops:
                 self._wishes.append(weakref.ref(idle))
 
-    def used(self, idle: Idle, take: Callable[[], Taken]) -> Taken:
+    def used(self, idle: Idle, take: Callable[[], Taken], reader: str = "") -> Taken:
         """Have a tensor here that is needed now; waits until it is.
 
         Args:
             idle: The tensor.
             take: Reaches for it, so that it is not idle any more.
+            reader: The framework's name of the operation that has saved it and needs it, empty: not
+                known.
 
         Returns:
             What ``take`` returns.
@@ -208,7 +215,7 @@ class Swapper:
         """
         with self._lock:
             self._turn_if_due()
-            plan = self._pass(2 * idle.ordinal + USED, 0)
+            plan = self._pass(2 * idle.ordinal + USED, 0, reader)
         was_late, taken = self._mover.need(idle, take)
         if plan is None:
             with self._lock:
@@ -233,12 +240,12 @@ class Swapper:
             self._learner.note_moved(self._gauge.tick(), -idle.size_bytes)
         self._mover.forget_all_of(idle)
 
-    def _pass(self, code: int, size_bytes: int) -> Plan | None:
+    def _pass(self, code: int, size_bytes: int, name: str) -> Plan | None:
         """Go by an event; returns the plan, if the iteration is still the plan's."""
         event = self._event
         self._event += 1
         self.on_event()
-        self._learner.note_event(code, self._gauge.tick())
+        self._learner.note_event(code, self._gauge.tick(), name)
         plan = self._plan
         if plan is None:
             return None

@@ -4,7 +4,8 @@
   recomputation, the one that costs less. Source: X. Peng et al., "Capuchin: Tensor-based GPU Memory
   Management for Deep Learning" (ASPLOS 2020), section 4, algorithms 1 and 2. Its feedback is the
   executor's (``zico.offload.swap_learning``).
-* ``superneurons``: results of cheap layers are made again, those of convolutions and products move.
+* ``superneurons``: results of cheap layers are made again, those of convolutions and products move
+  and nothing else does; the least recently used ones go first, which are those made first.
   Source: L. Wang et al., "SuperNeurons: Dynamic GPU Memory Management for Training Deep Neural
   Networks" (PPoPP 2018), sections 3.3 and 3.4. Recomputation is the speed-centric one.
 * ``echo``: results of cheap operations are made again where that lowers the peak of the whole graph;
@@ -26,12 +27,12 @@ from zico.planning.saving import schedules
 from zico.planning.saving.autoswap import AutoSwap, Candidates, begin_ns, doa, end_ns
 from zico.planning.saving.fast import Replayer
 from zico.planning.saving.mixed import SavePlan, order_of, rewritten, straight
-from zico.planning.saving.problem import no_swaps
+from zico.planning.saving.problem import WRITE, no_swaps
 
 if TYPE_CHECKING:
     from zico.planning.saving.autoswap import Gaps
     from zico.planning.saving.fast import FastReplay
-    from zico.planning.saving.problem import SwapPlanner, SwapProblem
+    from zico.planning.saving.problem import SwapPlan, SwapPlanner, SwapProblem
     from zico.planning.saving.recomputation import Graph, Order
 
 
@@ -210,28 +211,58 @@ _DEAR = ("conv", "mm", "matmul", "linear", "einsum", "attention", "lstm", "gru",
 """In names of operations that cost more than they write; all others are cheap to run again."""
 
 
+def _is_dear(name: str) -> bool:
+    return any(part in name.lower() for part in _DEAR)
+
+
 def cheap(problem: SwapProblem, graph: Graph) -> list[int]:
     """Return the results of cheap operations that can be made again, in the order of making."""
-    names = problem.op_names or ("",) * problem.n_ops
-    dear = {node for op, node in enumerate(graph.op_of) if any(part in names[op].lower() for part in _DEAR)}
-    return [r for r, maker in enumerate(graph.maker) if maker not in dear and can_return(graph, r)]
+    if problem.made_by is not None:
+        dear = {r for r, tensor in enumerate(graph.tensor) if _is_dear(problem.made_by[tensor])}
+    else:
+        names = problem.op_names or ("",) * problem.n_ops
+        nodes = {node for op, node in enumerate(graph.op_of) if _is_dear(names[op])}
+        dear = {r for r, maker in enumerate(graph.maker) if maker in nodes}
+    return [r for r in range(len(graph.maker)) if r not in dear and can_return(graph, r)]
+
+
+def _made_by(problem: SwapProblem, tensor: int) -> str:
+    """Return the name of what made a tensor; empty: it was there before, or nobody knows."""
+    if problem.made_by is not None:
+        return problem.made_by[tensor]
+    first = problem.access_begin[tensor]
+    if problem.op_names is None or first == problem.access_begin[tensor + 1] or problem.persistent[tensor]:
+        return ""
+    is_written = bool(problem.access_kind[first] & WRITE)
+    return problem.op_names[int(problem.access_op[first]) % problem.n_ops] if is_written else ""
+
+
+class _Offloading:
+    """Results of dear operations, those that were made first first; nothing else."""
+
+    name = "superneurons"
+
+    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
+        """Return a plan, or why there is none."""
+        began_s, candidates = time.monotonic(), Candidates(problem)
+        gaps = candidates.gaps
+        candidates.gaps = gaps.take(np.array([_is_dear(_made_by(problem, i)) for i in gaps.tensor.tolist()], bool))
+        return candidates.plan(-candidates.gaps.first.astype(float), limit_of(problem), self.name, began_s)
 
 
 class SuperNeurons:
-    """All cheap layers again; of the others, those that were made first move first."""
+    """All cheap layers again; results of the others move, those that were made first first."""
 
     name = "superneurons"
 
     def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
         """Return a plan, or why there is none."""
-        from zico.planning.saving.published import FlashNeuron
-
         began_s = time.monotonic()
         if problem.peak_bytes <= limit_of(problem):
             return straight(no_swaps(self.name))
         found = NoPlan(Reason.NOT_FOUND, self.name, 0.0, "an operation would run again that must not")
         order = order_of(graph, cheap(problem, graph))
-        made = None if order is None else with_swaps(FlashNeuron(), problem, graph, order, deadline_s)
+        made = None if order is None else with_swaps(_Offloading(), problem, graph, order, deadline_s)
         if made is None or isinstance(made, NoPlan):
             return dataclasses.replace(made or found, planner=self.name, elapsed_s=time.monotonic() - began_s)
         return dataclasses.replace(made[1], planner=self.name, elapsed_s=time.monotonic() - began_s)

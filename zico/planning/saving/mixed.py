@@ -119,6 +119,10 @@ class _Rewriting:
                 self._split(tensor)
         start_ns, duration_ns, period_ns = self._times()
         names = None if problem.op_names is None else tuple(problem.op_names[op] for op in self._ops)
+        made_by, read_by = (
+            None if each is None else tuple(each[tensor] for tensor in self._tensors)
+            for each in (problem.made_by, problem.read_by)
+        )
         made = SwapProblem(
             op_start_ns=start_ns,
             op_duration_ns=duration_ns,
@@ -133,6 +137,8 @@ class _Rewriting:
             back=problem.back,
             limit_bytes=problem.limit_bytes,
             op_names=names,
+            made_by=made_by,
+            read_by=read_by,
         )
         return Rewritten(made, np.array(self._ops), ~np.array(self._is_first), np.array(self._tensors))
 

@@ -96,6 +96,10 @@ class SwapProblem:
     limit_bytes: int | None = None
     """Never more than this in memory; ``None``: no limit."""
     op_names: tuple[str, ...] | None = None
+    made_by: tuple[str, ...] | None = None
+    """What made each tensor, where operations are parts of an iteration without names; ``None``: see ``op_names``."""
+    read_by: tuple[str, ...] | None = None
+    """What keeps each tensor for the backward pass, likewise."""
 
     def __post_init__(self) -> None:
         """Bring the arrays into one type and check them."""
@@ -104,6 +108,9 @@ class SwapProblem:
                 object.__setattr__(self, field.name, np.ascontiguousarray(getattr(self, field.name), np.int64))
         _check_operations(self)
         _check_tensors(self)
+        for names in (self.made_by, self.read_by):
+            if names is not None and len(names) != len(self):
+                raise ProblemError(f"{len(names)} names of {len(self)} tensors: give one each")
         _check_accesses(self)
 
     def __len__(self) -> int:
@@ -171,6 +178,14 @@ class SwapProblem:
         again = self.access_op[self.access_begin[tensors]] + self.n_ops
         until[ends] = np.where(self.persistent[tensors], again, self._last_op[tensors] + 1)
         return self.access_op + 1, until - 1, self.size_bytes[owner]
+
+    @functools.cached_property
+    def turning_op(self) -> int:
+        """Return the operation during which most is idle that ends with the iteration: there the forward pass ends."""
+        first, last, size = self.gap_ops
+        owner = np.repeat(np.arange(len(self)), np.diff(self.access_begin))
+        ends = (first <= last) & ~self.persistent[owner]
+        return int(np.argmax(self._alive_during(first[ends], last[ends], size[ends])))
 
     @property
     def _last_op(self) -> Int64s:

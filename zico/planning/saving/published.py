@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.planning.packing.problem import NoPlan, Reason
-from zico.planning.saving.autoswap import Candidates, gaps_between_accesses, in_order
+from zico.planning.saving.autoswap import Candidates, gaps_between_accesses, in_order, over
 from zico.planning.saving.fast import Replayer
 from zico.planning.saving.problem import READ, SwapPlan, no_swaps
 
@@ -70,8 +70,7 @@ class Gist:
         began_s = time.monotonic()
         if _fits(problem):
             return no_swaps(self.name)
-        candidates = Candidates(problem)
-        chosen = candidates.gaps.take(_inputs_of_layers(problem, candidates))
+        chosen = _inputs_of_layers(problem)
         made = _whole(problem, chosen, chosen.last, self.name)
         took_s = time.monotonic() - began_s
         if Replayer(problem).replay(made).is_good:
@@ -144,28 +143,31 @@ class VDNN:
         began_s = time.monotonic()
         if _fits(problem):
             return no_swaps(self.name)
-        candidates, replayer = Candidates(problem), Replayer(problem)
-        inputs = _inputs_of_layers(problem, candidates)
-        ways = [inputs & _of_convolutions(problem, candidates.gaps), inputs]
-        for chosen in ways if ways[0].any() else ways[1:]:
-            made = _one_layer_ahead(problem, candidates.gaps.take(chosen))
+        replayer, inputs = Replayer(problem), _inputs_of_layers(problem)
+        of_convolutions = inputs.take(_of_convolutions(problem, inputs))
+        for chosen in (of_convolutions, inputs) if len(of_convolutions) else (inputs,):
+            made = _one_layer_ahead(problem, chosen)
             if replayer.replay(made).is_good:
                 return dataclasses.replace(made, elapsed_s=time.monotonic() - began_s)
-        detail = f"with all {int(inputs.sum())} inputs of layers away the limit is not kept: it knows no other way"
+        detail = f"with all {len(inputs)} inputs of layers away the limit is not kept: it knows no other way"
         return NoPlan(Reason.NOT_FOUND, self.name, time.monotonic() - began_s, detail)
 
 
-def _inputs_of_layers(problem: SwapProblem, candidates: Candidates) -> Bools:
-    """Return which gaps begin with a read of the forward pass: feature maps that a layer has taken in."""
-    gaps = candidates.gaps
+def _inputs_of_layers(problem: SwapProblem) -> Gaps:
+    """Return the gaps between the passes that begin with a read: feature maps that a layer has taken in."""
+    gaps = over(gaps_between_accesses(problem), problem.turning_op, problem.n_ops)
     kind = problem.access_kind[problem.access_begin[gaps.tensor] + gaps.gap]
     made = problem.access_op[problem.access_begin[gaps.tensor]] < gaps.first - 1  # by another operation, before
-    return np.asarray((kind & READ != 0) & made & ~problem.persistent[gaps.tensor])
+    return gaps.take(np.asarray((kind & READ != 0) & made & ~problem.persistent[gaps.tensor]))
 
 
 def _of_convolutions(problem: SwapProblem, gaps: Gaps) -> Bools:
-    names = problem.op_names or ("",) * problem.n_ops
-    return np.array(["conv" in names[op % problem.n_ops].lower() for op in (gaps.first - 1).tolist()], bool)
+    if problem.read_by is not None:
+        names = [problem.read_by[tensor] for tensor in gaps.tensor.tolist()]
+    else:
+        of_op = problem.op_names or ("",) * problem.n_ops
+        names = [of_op[op % problem.n_ops] for op in (gaps.first - 1).tolist()]
+    return np.array(["conv" in name.lower() for name in names], bool)
 
 
 def _one_layer_ahead(problem: SwapProblem, chosen: Gaps) -> SwapPlan:
