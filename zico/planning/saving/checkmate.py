@@ -1,6 +1,7 @@
 """Checkmate: the schedule that drops and computes again at the least cost, by a mixed integer program.
 
-``checkmate`` solves the program and ``checkmate_lp`` rounds its relaxation in two phases. Source:
+``checkmate_lp`` rounds the program's relaxation in two phases. ``checkmate`` solves the program, and
+rounds where that takes too long, as its authors advise for large graphs. Source:
 P. Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization" (MLSys
 2020), sections 4 and 5.
 """
@@ -8,6 +9,7 @@ P. Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Remater
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import time
@@ -16,14 +18,95 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.base.errors import ConfigError
-from zico.planning.saving.recomputation import judge
+from zico.planning.saving.recomputation import Graph, judge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from scipy.optimize import LinearConstraint
 
-    from zico.planning.saving.recomputation import Graph, Order
+    from zico.planning.saving.recomputation import Order
+
+# -- layers ----------------------------------------------------------------------------------------
+#
+# In the authors' graphs a node is a layer, and another one its gradient, whatever operations these
+# consist of. A trace has views, statistics and updates between them. So an operation is part of the
+# one before it, if it makes nothing of size and reads nothing of size but what that one has at
+# hand. Of size are all results but the smallest ones, which together are a hundredth of the limit.
+# Those are taken to be held all the time. Source: ``dfgraph_from_keras`` of the published code.
+
+_SMALL_SHARE = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """A graph whose operations are layers of another one's."""
+
+    graph: Graph
+    parts: tuple[tuple[int, ...], ...]
+    """The other graph's operations that each one consists of, in order."""
+
+    def expanded(self, order: Order) -> Order:
+        """Return the order of operations that an order of layers is."""
+        return tuple(op for layer in order for op in self.parts[layer])
+
+
+def layers(graph: Graph, limit_bytes: int) -> Layers:
+    """Return the layers of a graph, none of which holds less than its operations do."""
+    small, small_bytes = _small(graph, limit_bytes)
+    of_size = [{r for r in each if r not in small} for each in graph.inputs]
+    made = [[r for r in each if r not in small] for each in graph.results]
+    again = [graph.until[op] > op if graph.until else True for op in range(len(graph))]
+    parts: list[list[int]] = []
+    at_hand: set[int] = set()
+    for op in range(len(graph)):
+        if parts and not made[op] and of_size[op] <= at_hand and again[op] == again[op - 1]:
+            parts[-1].append(op)
+        else:
+            parts.append([op])
+            at_hand = of_size[op] | {*made[op]}
+    kept = [r for each in made for r in each]
+    return Layers(_merged(graph, parts, of_size, kept, small_bytes), tuple(map(tuple, parts)))
+
+
+def _small(graph: Graph, limit_bytes: int) -> tuple[set[int], int]:
+    """Return the smallest results, which together are a hundredth of the limit at most, and their bytes."""
+    found, total = set[int](), 0
+    for r in sorted(range(len(graph.size_bytes)), key=lambda r: graph.size_bytes[r]):
+        if total + graph.size_bytes[r] > _SMALL_SHARE * limit_bytes:
+            break
+        found.add(r)
+        total += graph.size_bytes[r]
+    return found, total
+
+
+def _merged(
+    graph: Graph,
+    parts: Sequence[Sequence[int]],
+    of_size: Sequence[set[int]],
+    kept: Sequence[int],
+    more_bytes: int,
+) -> Graph:
+    """Return the graph of parts in a row that make and read these results; more is held all the time."""
+    node = [i for i, ops in enumerate(parts) for _ in ops]
+    number = {r: place for place, r in enumerate(kept)}
+    until = [min(graph.until[op] for op in ops) if graph.until else len(graph) for ops in parts]
+    return Graph(
+        cost_ns=tuple(sum(graph.cost_ns[op] for op in ops) for ops in parts),
+        size_bytes=tuple(graph.size_bytes[r] for r in kept),
+        inputs=tuple(
+            tuple(sorted({number[r] for op in ops for r in of_size[op] if node[graph.maker[r]] != i}))
+            for i, ops in enumerate(parts)
+        ),
+        n_forward=node[max(graph.n_forward, 1) - 1] + 1,
+        until=tuple(
+            i if last <= ops[0] else len(parts) if last >= len(graph) else node[last]
+            for i, (ops, last) in enumerate(zip(parts, until, strict=True))
+        ),
+        rest_bytes=tuple(max(graph.rest(op) for op in ops) + more_bytes for ops in parts),
+        maker=tuple(node[graph.maker[r]] for r in kept),
+    )
+
 
 # -- the program -----------------------------------------------------------------------------------
 #
@@ -44,6 +127,8 @@ _PROVED = (0, 2)
 """What ``scipy.optimize.milp`` says where the answer is optimal, and where there is none."""
 MOST_OPS = 256
 """The program has some five variables for each pair of operations: above, it is not tried."""
+MOST_ALONE = 32
+"""Operations for which the optimum is found and proved within seconds: of more, layers are made."""
 
 
 class _OutOfTime(Exception):  # noqa: N818 - control flow, of this module alone
@@ -215,11 +300,16 @@ def least_cost_ns(graph: Graph, limit_bytes: int, deadline_s: float) -> float | 
 
 
 def checkmate(graph: Graph, limit_bytes: int, deadline_s: float) -> tuple[Order | None, bool]:
-    """Return the best schedule that the program has at the deadline, and whether it is proved to be the best."""
-    try:
-        found, is_proved = _Program(graph, limit_bytes, time.monotonic() + deadline_s).solve()
-    except _OutOfTime:
-        return None, False
+    """Return the best schedule that the program has after half of the time, and whether it is proved to be the best.
+
+    Where it has none by then, the relaxation is rounded.
+    """
+    end_s = time.monotonic() + deadline_s
+    found, is_proved = None, False
+    with contextlib.suppress(_OutOfTime):
+        found, is_proved = _Program(graph, limit_bytes, time.monotonic() + deadline_s / 2).solve()
+    if found is None and not is_proved:
+        return checkmate_lp(graph, limit_bytes, max(0.0, end_s - time.monotonic()))
     # Where operations have several results, it counts twice what is made again while it is held.
     is_proved &= graph.maker == tuple(range(len(graph)))
     if found is None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from zico.base.units import format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
-from zico.planning.saving.checkmate import MOST_OPS, checkmate, checkmate_lp
+from zico.planning.saving.checkmate import MOST_ALONE, MOST_OPS, checkmate, checkmate_lp, layers
 from zico.planning.saving.recomputation import judge
 
 if TYPE_CHECKING:
@@ -222,13 +222,18 @@ def plan(name: str, graph: Graph, limit_bytes: int, deadline_s: float) -> Schedu
     if limit_bytes < graph.least_bytes:
         least = f"{format_bytes(graph.least_bytes)}, {graph.least_bytes} bytes"
         return none(Reason.INFEASIBLE, f"an operation needs {least}, at once: give that limit or a higher one")
-    if len(graph) > MOST_OPS and name.startswith("checkmate"):
-        what = f"a program for {len(graph)} operations is too large, {MOST_OPS} are the most"
-        return none(Reason.NOT_FOUND, f"{what}: ask chen or dtr")
     straight = tuple(range(len(graph)))
     if judge(graph, straight, limit_bytes).broken is None:
         return Schedule(straight, name, time.monotonic() - began_s, optimal=True)
-    order, optimal = PLANNERS[name](graph, limit_bytes, deadline_s)
+    if name.startswith("checkmate") and len(graph) > MOST_ALONE:
+        by_layer = layers(graph, limit_bytes)
+        if len(by_layer.graph) > MOST_OPS:
+            what = f"a program for {len(by_layer.graph)} layers is too large, {MOST_OPS} are the most"
+            return none(Reason.NOT_FOUND, f"{what}: ask chen or dtr")
+        found, _ = PLANNERS[name](by_layer.graph, limit_bytes, deadline_s)
+        order, optimal = None if found is None else by_layer.expanded(found), False
+    else:
+        order, optimal = PLANNERS[name](graph, limit_bytes, deadline_s)
     if order is None:
         if not optimal and time.monotonic() - began_s >= deadline_s:
             reason, what = Reason.OUT_OF_TIME, f"nothing found in {deadline_s:.3g} s: give it longer"
