@@ -25,7 +25,7 @@ from zico.planning.saving.schedules import PLANNERS, Schedule, plan
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 def chain(n: int) -> Graph:
