@@ -28,6 +28,7 @@ from zico.base import interpreter
 from zico.base.errors import BrokerError, ZicoError
 from zico.broker import transport
 from zico.broker.client import BrokerClient
+from zico.broker.notes import read_head
 from zico.broker.starting import await_ready
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
+    from zico.broker.notes import Process
     from zico.broker.protocol.messages import Status
 
 READY_S = 1800.0
@@ -62,7 +64,7 @@ class KeptBroker:
         self._client = BrokerClient(socket, ANSWER_S)
         self._broker: int | None = None
         """A pidfd of the broker."""
-        self._jobs: dict[int, int] = {}
+        self._jobs: dict[Process, int] = {}
         """A pidfd of each job, by its process."""
 
     def look(self) -> Status:
@@ -81,7 +83,7 @@ class KeptBroker:
             status = self._client.status()
         if self._broker is None:
             self._broker = self._pidfd_of_peer()
-        self._note_jobs({job.pid for job in status.jobs if job.pid})
+        self._note_jobs({job.pid for job in status.jobs})
         return status
 
     def peaks(self) -> dict[str, int]:
@@ -153,14 +155,17 @@ class KeptBroker:
             return transport.peer_pidfd(connection)
 
     def _note_jobs(self, pids: set[int]) -> None:
-        """Keep a descriptor of each living job, by which it is known even if its number is used again."""
-        for pid in self._jobs.keys() - pids:
-            os.close(self._jobs.pop(pid))
-        for pid in pids - self._jobs.keys():
-            with contextlib.suppress(ProcessLookupError):
-                self._jobs[pid] = os.pidfd_open(pid)
+        """Keep a descriptor of each living job that has one of these numbers, by the starts that the note has."""
+        head = read_head(self._socket)
+        those = {job.process for job in head.jobs if job.process.pid in pids} if head else set()
+        for process in self._jobs.keys() - those:
+            os.close(self._jobs.pop(process))
+        for process in those - self._jobs.keys():
+            pidfd = process.watch()
+            if pidfd is not None:
+                self._jobs[process] = pidfd
 
     @property
     def pids(self) -> set[int]:
         """Return the jobs' processes, as of the last look."""
-        return set(self._jobs)
+        return {process.pid for process in self._jobs}
