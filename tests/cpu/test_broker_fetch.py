@@ -16,10 +16,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from broker_messages import no_descriptor_left, open_descriptors
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from members import make_pool
 
 from zico.base.errors import BrokerError, RemoteProtocolError, ZicoError
 from zico.broker import transport
@@ -62,6 +64,13 @@ def serving(directory: Path, n_memory: int) -> Iterator[Path]:
             budget_bytes=4 * REGION_BYTES, region_bytes=REGION_BYTES, use_claims=False, self_admit=True
         )
         manager = PoolManager(owned.enter_context(made), memory_fds, policy_named("none"), device=CUDA)
+        yield owned.enter_context(served(directory, manager))
+
+
+@contextlib.contextmanager
+def served(directory: Path, manager: PoolManager) -> Iterator[Path]:
+    """Serve a pool by a thread."""
+    with contextlib.ExitStack() as owned:
         listener = owned.enter_context(Listener(directory / "zico" / "s"))
         stopped, stop = os.pipe()
         owned.callback(os.close, stopped)
@@ -176,6 +185,20 @@ def test_a_process_that_cannot_be_watched_gets_no_place_on_a_gpu() -> None:
             manager.join(HELLO, process=NOT_SEEN, pidfd=None)
         assert manager.members == ()
         assert PoolManager(table, [], policy_named("none")).join(HELLO, process=NOT_SEEN, pidfd=None).pid == 1
+
+
+def test_a_process_is_not_taken_for_a_member_of_another_namespace_with_its_number(tmp_path: Path) -> None:
+    """The one that joins has not replaced the other's program, and the other keeps its place and what it holds."""
+    with make_pool(4, claims=False) as table:
+        manager = PoolManager(table, [table.memory_fd], policy_named("none"))
+        foreign = manager.join(msgspec.structs.replace(HELLO, pid=os.getpid()), process=NOT_SEEN, pidfd=None)
+        manager.leave(foreign)
+        with served(tmp_path, manager) as path, BrokerClient(path, DEADLINE_S) as client:
+            membership = joined(path)
+            found = [(job.name, job.pid, job.state) for job in client.status().jobs]
+            left(membership)
+        assert found == [("raw", os.getpid(), "leaving"), ("job", os.getpid(), "running")]
+        assert [int(number) for number in table.jobs["pid"][:2]] == [0, os.getpid()]
 
 
 def test_descriptors_are_for_members_only(path: Path) -> None:

@@ -19,6 +19,7 @@ from zico.base import compiled, libc
 from zico.base.processes import started_at
 from zico.heap.layout import HEAP
 from zico.pool import waiting
+from zico.pool.living import hold_life
 from zico.pool.table import make_mutex
 
 if TYPE_CHECKING:
@@ -57,6 +58,12 @@ def is_gone(pid: int, started: int) -> bool:
 def is_stopped(thread: int) -> bool:
     """Ask for a thread."""
     return libc.thread_is_stopped(thread)
+
+
+@compiled.compiled
+def is_locked(descriptor: int) -> bool:
+    """Ask for a file's lock."""
+    return libc.file_is_locked(descriptor)
 
 
 @compiled.compiled
@@ -219,6 +226,24 @@ def test_a_process_is_gone_when_it_has_ended_although_nobody_has_reaped_it() -> 
         child.communicate(timeout=DEADLINE_S)
     assert is_gone(child.pid, began)
     assert started_at(child.pid) is None
+
+
+def test_a_lock_lasts_as_long_as_the_open_file_that_has_it() -> None:
+    """Whoever has the file open otherwise sees it; where nobody can tell, the file counts as locked."""
+    file = os.memfd_create("locked")
+    try:
+        assert not is_locked(file)
+        life = hold_life(file)
+        assert is_locked(file)
+        assert not is_locked(life), "it is no obstacle to itself"
+        second = hold_life(file)
+        os.close(life)
+        assert is_locked(file)
+        os.close(second)
+        assert not is_locked(file)
+    finally:
+        os.close(file)
+    assert is_locked(-1)
 
 
 def test_a_process_lives_whose_first_thread_has_ended() -> None:

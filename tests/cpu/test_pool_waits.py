@@ -12,7 +12,7 @@ import pytest
 from members import HOUR_NS, acquire, check_counters, give_profile, grab, job_of, joined, make_pool, release
 from pool_model import INSIDE
 
-from zico.pool import rules, waiting
+from zico.pool import deaths, rules, waiting
 from zico.pool.layout import CURVE_BINS, NOBODY, JobState
 from zico.pool.regions import GRANTED, WAIT
 
@@ -83,6 +83,29 @@ def test_without_a_broker_jobs_admit_themselves_and_bury_the_dead(pool: PoolTabl
         assert pool.jobs[job_of(member)]["state"] == JobState.RUNNING
         assert pool.jobs[job_of(dead)]["state"] == JobState.EMPTY
         check_counters(pool)
+        grab(member, 10)
+
+
+def test_nobody_is_judged_by_a_number_of_another_pid_namespace(pool: PoolTable) -> None:
+    """A dead number tells nothing to who sees other numbers, and a job without a number here is never dead."""
+    with joined(pool, 3) as (member, dead, foreign):
+        pool.jobs[job_of(dead)]["pid"] = _dead_pid()
+        pool.jobs[job_of(foreign)]["pid"] = 0
+        member.member[0]["pid_namespace"] += 1
+        deaths.reap_dead(member.member[0])
+        assert [int(state) for state in pool.jobs["state"][:3]] == [JobState.RUNNING] * 3
+        member.member[0]["pid_namespace"] -= 1
+        deaths.reap_dead(member.member[0])
+        assert [int(state) for state in pool.jobs["state"][:3]] == [JobState.RUNNING, JobState.EMPTY, JobState.RUNNING]
+
+
+def test_a_number_of_a_later_process_is_no_life(pool: PoolTable) -> None:
+    """Invariant 5: what a dead job held comes back although a living process has got its number."""
+    with joined(pool, 2) as (member, dead):
+        grab(dead, 7)
+        pool.jobs[job_of(dead)]["started"] -= 1
+        deaths.reap_dead(member.member[0])
+        assert pool.jobs[job_of(dead)]["state"] == JobState.EMPTY
         grab(member, 10)
 
 
