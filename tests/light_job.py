@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
+import random
 import signal
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import forking
 import numpy as np
@@ -29,6 +32,9 @@ from zico.offload.tiers import TierStack
 from zico.pool import mutex
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 BLOCKS = 24
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -138,10 +144,18 @@ class Job:
         allocator.mark(self._record)
         self._say("began")
 
+    def vary(self, iterations: int, seed: int) -> None:
+        """Train with a peak of 5, 8 or 9 regions by chance, which profiles do not tell; says as ``train`` does."""
+        chance = random.Random(seed)  # noqa: S311 - for tests
+        self._train(chance.choice((5, 8, 9)) for _ in range(iterations))
+
     def train(self, iterations: int, peak_regions: int) -> None:
         """Rise region by region to a peak and fall again, each iteration the same; says how often a block was lost."""
+        self._train(itertools.repeat(peak_regions, iterations))
+
+    def _train(self, peaks: Iterable[int]) -> None:
         lost = 0
-        for _ in range(iterations):
+        for peak_regions in peaks:
             blocks = []
             for _ in range(peak_regions):
                 blocks.append(allocator.allocate(self._record, self._pool.region_bytes, 64))

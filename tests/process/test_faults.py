@@ -296,6 +296,43 @@ def test_a_job_stopped_in_a_tight_loop_cannot_stop_the_others_for_long(nursery: 
         assert not other.has_answered()
 
 
+def test_a_job_stopped_while_it_waits_for_memory_stops_nobody(nursery: Nursery) -> None:
+    """Invariant 7: the others go on within seconds, although the stopped one lacks the least and cannot."""
+    chance = random.Random(3)  # noqa: S311 - for tests
+    with (
+        pool(regions=16) as made,
+        nursery.job(made, "a") as a,
+        nursery.job(made, "b") as b,
+        nursery.job(made, "c") as c,
+    ):
+        jobs = (a, b, c)
+        for job in jobs:
+            job.tell(f"vary {FOR_EVER} {chance.getrandbits(60)}")
+        for _ in range(4):
+            done = made.jobs["iteration"][:3].copy()
+            until(exceeds(made, "iteration", jobs, done + 2), 20, "all iterate")
+            victim = until(lambda: _stopped_in_its_wait(made, jobs), 20, "one was stopped while it waits for memory")
+            others = tuple(job for job in jobs if job is not victim)
+            done = made.jobs["iteration"][[job.place for job in others]].copy()
+            until(exceeds(made, "iteration", others, done + 2), 12, "the others go on")
+            victim.send(signal.SIGCONT)
+        assert not any(job.has_answered() for job in jobs)
+
+
+def _stopped_in_its_wait(made: Pool, jobs: tuple[LightJob, ...]) -> LightJob | None:
+    """Stop a job that waits in an allocation; ``None``: none does, or its wait has ended before it was stopped."""
+    for job in jobs:
+        if made.jobs[job.place]["need"] == 0:
+            continue
+        job.send(signal.SIGSTOP)
+        until(job.is_stopped, ANSWER_S, "it is stopped")
+        record = made.jobs[job.place]
+        if record["need"] > 0 and record["state"] == JobState.RUNNING:
+            return job
+        job.send(signal.SIGCONT)
+    return None
+
+
 def test_a_request_that_never_fits_is_refused_and_the_other_goes_on(nursery: Nursery) -> None:
     """More than the whole budget is refused with the request and the holding noted; nobody else notices."""
     with pool(regions=16) as made, nursery.job(made, "large") as large, nursery.job(made, "other") as other:

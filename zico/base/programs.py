@@ -65,6 +65,7 @@ GROUPS = {
         "zico.pool.regions",
         "zico.pool.deaths",
         "zico.pool.mutex",
+        "zico.pool.still",
         "zico.pool.waiting",
     ),
     "scheduler": (

@@ -581,6 +581,7 @@ class PoolManager:
     def _look(self, now_ns: int) -> tuple[Record, Record]:
         """Take a snapshot into the ledger and return it."""
         began_ns = time.thread_time_ns()
+        self._table.look_around()
         header, jobs = self._table.snapshot()
         self._ledger.observe(header, jobs, self._physical_bytes(), now_ns)
         if self._outside is not None:

@@ -15,6 +15,7 @@ from zico.pool import rules
 from zico.pool.groups import MOST_UNEVEN
 from zico.pool.layout import NO_MORE, NOBODY, Auto, JobState, SaveMode
 from zico.pool.profiles import MAIN_PHASE
+from zico.pool.still import IDLE_NS
 from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _LOOKED_AT = (
         "started_ns",
         "last_boundary_ns",
     ),
-    *("need_since_ns", "need_waited_ns", "iteration_waited_ns"),
+    *("need_since_ns", "need_waited_ns", "iteration_waited_ns", "stopped_until_ns"),
 )
 
 
@@ -120,26 +121,47 @@ def text_of(raw: bytes) -> str:
     return raw.decode("utf-8", errors="replace")
 
 
-def job_view(job: int, record: Any, profiles: ProfileCache, header: Record) -> JobView:  # noqa: ANN401 - a numpy record
+def job_view(job: int, record: Any, profiles: ProfileCache, header: Record, now_ns: int) -> JobView:  # noqa: ANN401 - a numpy record
     """Return the job at place ``job`` of a pool."""
     # As ``zico.pool.layout.yields_at_boundary`` says it.
     yields = bool(header["crowded"] or (_swaps(record) and not header["on_timeline"]))
     state = JobState(int(record["state"]))
     since_ns = record["boundary_since_ns"] if state is JobState.BOUNDARY else record["need_since_ns"]
     as_it_is: dict[str, Any] = {name: int(record[name]) for name in _AS_IT_IS}
+    profile = profiles.profile(job, record)
     return JobView(
         **as_it_is,
         job=job,
         name=text_of(bytes(record["name"])),
         phase=state,
-        profile=profiles.profile(job, record),
+        profile=profile,
         in_main_phase=bool(record["phase"] == MAIN_PHASE and not record["outgrown"]),
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
         waited_ns=int(record["boundary_waited_ns"]) + int(record["need_waited_ns"]),
         less=_less_of(record),
         yields_at_boundary=bool(yields and record["evict"] != NO_MORE),
+        given_up=int(_is_given_up(record, now_ns, known=profile is not None)),
     )
+
+
+def _is_given_up(record: Any, now_ns: int, *, known: bool) -> bool:  # noqa: ANN401 - a numpy record
+    """Tell whether nobody is to wait for a job inside, whatever its profile says, or because it has none that holds."""
+    has_no_end = not known and (_is_past(record, now_ns) or _is_idle(record, now_ns))
+    return bool(record["stopped_until_ns"] > now_ns or has_no_end)
+
+
+def _is_past(record: Any, now_ns: int) -> bool:  # noqa: ANN401 - a numpy record
+    """Tell as ``zico.pool.still.is_past`` whether a job does something else."""
+    waits_ns = now_ns - record["need_since_ns"] if record["need_since_ns"] > 0 else 0
+    inside_ns = now_ns - record["started_ns"] - record["iteration_waited_ns"] - waits_ns
+    known = record["state"] == JobState.RUNNING and record["profiled"] == 1
+    return bool(known and _is_still(0, inside_ns, record["profile"]["duration_ns"], 0))
+
+
+def _is_idle(record: Any, now_ns: int) -> bool:  # noqa: ANN401 - a numpy record
+    """Tell as ``zico.pool.still.is_idle`` whether a job that runs has done nothing for long."""
+    return bool(record["waiting_threads"] == 0 and now_ns - max(record["moved_ns"], record["started_ns"]) > IDLE_NS)
 
 
 def _swaps(record: Any) -> bool:  # noqa: ANN401 - a numpy record
@@ -209,6 +231,7 @@ def group_view(views: Sequence[JobView], jobs: Record, now_ns: int, profiles: Pr
         wanted=sum(view.wanted for view in views) if all(view.wanted for view in views) else 0,
         less=(),
         yields_at_boundary=all(view.yields_at_boundary for view in views),
+        given_up=max((view.given_up for view in inside), default=0),
     )
 
 
@@ -216,7 +239,8 @@ def _holds_up(jobs: Record, job: int, waiting: Sequence[JobView], now_ns: int) -
     """Tell whether a rank that is inside keeps those of its group at their boundaries, or is ahead of them."""
     record = jobs[job]
     inside_ns = now_ns - record["started_ns"] - record["iteration_waited_ns"]
-    if _is_still(record["waiting_threads"] > record["patient"], inside_ns, record["profile"]["duration_ns"]):
+    waits, stopped = record["waiting_threads"] > record["patient"], record["stopped_until_ns"] > now_ns
+    if _is_still(waits, inside_ns, record["profile"]["duration_ns"], stopped):
         return any(jobs[other.job]["round"] < record["round"] for other in waiting)
     return not waiting or any(
         jobs[other.job]["round"] < record["round"]
@@ -255,7 +279,7 @@ def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache)
     views = []
     growing = alone_job(header, jobs, now_ns)
     for first, ranks in firsts_of(jobs).items():
-        own = [job_view(job, jobs[job], profiles, header) for job in ranks]
+        own = [job_view(job, jobs[job], profiles, header, now_ns) for job in ranks]
         views.append(own[0] if len(own) == 1 else group_view(own, jobs, now_ns, profiles, budget))
         if growing in ranks:
             growing = first
@@ -290,9 +314,10 @@ def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:
     known = (own["profiled"] == 1) & (profiles["n_bins"] > 1)  # a single bin is of an iteration that set things up
     n_events = np.where(known, profiles["n_events"], 0)
     inside_ns = now_ns - own["started_ns"] - own["iteration_waited_ns"]
-    still = known & _is_still(own["waiting_threads"] > own["patient"], inside_ns, profiles["duration_ns"])
+    waits, stopped = own["waiting_threads"] > own["patient"], own["stopped_until_ns"] > now_ns
+    gone_on = known & _is_still(waits, inside_ns, profiles["duration_ns"], stopped)
     # A job that was admitted has not begun before it has woken.
-    inside = (own["state"] == JobState.RUNNING) & (own["started_ns"] >= own["last_boundary_ns"]) & ~still
+    inside = (own["state"] == JobState.RUNNING) & (own["started_ns"] >= own["last_boundary_ns"]) & ~gone_on
     columns = (
         own["iteration"],
         inside,
@@ -316,7 +341,8 @@ def alone_job(header: Record, jobs: Record, now_ns: int) -> int | None:
     names = ("alone_spent_ns", "waiting_threads", "need_since_ns")
     spent_ns, waits, since_ns = (int(jobs[job][name]) for name in names)
     grown_ns = now_ns - int(header["alone_since_ns"])
-    return job if _grows_alone(spent_ns, waits > 0, now_ns - since_ns, grown_ns) else None
+    is_still = jobs[job]["stopped_until_ns"] > now_ns or _is_past(jobs[job], now_ns)
+    return job if _grows_alone(spent_ns, waits > 0, now_ns - since_ns, grown_ns, is_still) else None
 
 
 def jobs_in(mask: int) -> tuple[int, ...]:

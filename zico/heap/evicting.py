@@ -40,7 +40,7 @@ from zico.base.libc import monotonic_ns, private_lock, private_unlock
 from zico.device.mapping import detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
 from zico.device.record import DEVICE
 from zico.heap.layout import PRIVATE, RESTS, pool_of, slots_of, wanted_of
-from zico.pool import regions, waiting
+from zico.pool import regions, still, waiting
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NO_MORE, NOBODY
 
@@ -173,9 +173,29 @@ def is_stuck(heap: HeapRecord, me: Job, still_ns: int) -> bool:
     keep_out_of_line()
     pool = pool_of(heap)
     patience_ns = waiting.patience_ns(pool, int(heap.backing.overflow != 0))
-    if patience_ns < waiting.STUCK_BESIDE_RUNNING_NS and heap.wait.stuck_iteration == me.iteration + 1:
-        patience_ns = -1  # it was stuck before, and so it is now: the others wait until it ends its iteration
+    if patience_ns < waiting.STUCK_BESIDE_RUNNING_NS and _was_stuck(heap, me):
+        patience_ns = -1
     return still_ns > patience_ns and waiting.is_first_to_yield(pool)
+
+
+@inlined
+def _was_stuck(heap: HeapRecord, me: Job) -> bool:
+    """Tell whether it was stuck before, and so it is now.
+
+    Others wait until it ends its iteration. A neighbour that stands still does so until it ends its own.
+    """
+    if heap.wait.stuck_iteration == me.iteration + 1:
+        return True
+    return bool(heap.wait.stuck_beside != 0 and heap.wait.stuck_beside == waiting.idlers(pool_of(heap)))
+
+
+@compiled
+def note_stuck(heap: HeapRecord, me: Job) -> None:
+    """Remember that nobody can go on in this iteration, and beside whom: the job is then quick to find a way."""
+    keep_out_of_line()
+    heap.wait.stuck_iteration = me.iteration + 1
+    if me.over == 0:
+        heap.wait.stuck_beside = waiting.idlers(pool_of(heap))
 
 
 # -- back in the budget ----------------------------------------------------------------------------
@@ -231,6 +251,7 @@ def await_return(heap: HeapRecord, me: Job) -> None:
     while True:
         me.need = max(me.need, me.evicted)
         obey(heap, me)
+        still.look_around(pool)
         sequence = waiting.sequence_of(pool)
         if is_complete(heap, me):
             break

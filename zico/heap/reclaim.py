@@ -52,7 +52,7 @@ from zico.base.libc import monotonic_ns, private_lock, private_unlock, write_byt
 from zico.heap import backing, evicting, history, placing, state_offload
 from zico.heap.layout import SPILL, pool_of
 from zico.heap.placing import MUST_WAIT, NEVER_FITS, NO_SPACE
-from zico.pool import waiting
+from zico.pool import still, waiting
 from zico.pool.layout import cap_of
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
         me.patient = 1 if me.waiting_threads == 1 and _is_patient(heap) else 0
         backing.bring_up(heap)
         evicting.obey(heap, me)
+        still.look_around(pool)
         sequence = waiting.sequence_of(pool)
         answered = heap.swap.answered
         now_ns = monotonic_ns()
@@ -305,7 +306,7 @@ def _do_without(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  
         offset = placing.place(heap, request.arena, request.planned, request.size_bytes, request.alignment)
         heap.wait.frugal = 0
         if offset >= 0:
-            heap.wait.stuck_iteration = me.iteration + 1  # its next tensors need not find that out again
+            evicting.note_stuck(heap, me)  # its next tensors need not find that out again
             return offset
     if heap.wait.return_until_ns == 0:
         return NOTHING
@@ -355,4 +356,4 @@ def _note_stall(heap: HeapRecord, me: Job) -> None:
     """Remember that nobody could go on in this iteration: the job is then quick to find a way."""
     keep_out_of_line()
     waiting.note_stall(pool_of(heap))
-    heap.wait.stuck_iteration = me.iteration + 1
+    evicting.note_stuck(heap, me)

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line
 from zico.base.libc import monotonic_ns
-from zico.pool import profiles, rules
+from zico.pool import profiles, rules, still
 from zico.pool.layout import BOUNDARY, NOBODY, RUNNING, header_of, job_at, waits_for_memory, within_limit
 
 if TYPE_CHECKING:
@@ -48,27 +48,25 @@ def peak_of(job: Job) -> int:
     return within_limit(job, max(job.claim_peak, job.persistent))
 
 
-@inlined
-def _stands_still(job: Job, now_ns: int) -> bool:
-    inside_ns = now_ns - job.started_ns - job.iteration_waited_ns
-    return rules.is_still(waits_for_memory(job), inside_ns, job.profile.duration_ns)
-
-
 @compiled
 def stands_still(pool: Member, j: int, now_ns: int) -> bool:
     """Tell whether a job in an iteration stands still: a group does if all its ranks do that are inside.
 
     A rank that waits in a collective for another one, which waits for memory, does not stand still.
+    A group with a stopped rank inside does, since the others wait for that rank in a collective.
     """
     keep_out_of_line()
     me = job_at(pool, j)
     if me.group == 0:
-        return _stands_still(me, now_ns)
+        return still.stands_still(me, now_ns)
+    all_do = True
     for i in range(header_of(pool).places):
         job = job_at(pool, i)
-        if job.group == me.group and job.state == RUNNING and not _stands_still(job, now_ns):
-            return False
-    return True
+        if job.group == me.group and job.state == RUNNING:
+            if still.is_stopped(job, now_ns):
+                return True
+            all_do = all_do and still.stands_still(job, now_ns)
+    return all_do
 
 
 @inlined
@@ -136,7 +134,7 @@ def waits_for(pool: Member, j: int, now_ns: int) -> int:
     for i in range(header_of(pool).places):
         job = job_at(pool, i)
         inside = i != j and job.group == me.group and job.state == RUNNING and job.round == me.round
-        if inside and not _stands_still(job, now_ns):
+        if inside and not still.stands_still(job, now_ns):
             mask |= 1 << i
     return mask
 
@@ -212,7 +210,8 @@ def merge(pool: Member, requester: int) -> int:
     now_ns = monotonic_ns()
     for j in range(header.places):
         job = job_at(pool, j)
-        if group[j] != 0 and job.state == RUNNING and not profiles.is_known(job) and not _stands_still(job, now_ns):
+        unknown = job.state == RUNNING and not profiles.is_known(job) and not still.stands_still(job, now_ns)
+        if group[j] != 0 and unknown:
             must_finish[rules.entry_of(group, j)] = 0
     return rules.entry_of(group, requester)
 

@@ -132,6 +132,7 @@ class Header(Record):
     alone_since_ns: I8  # when alone_job last grew (CLOCK_MONOTONIC)
     recoveries: I8  # times the mutex's owner had died
     stalls: I8  # times no job could go on and one had to use the next tier
+    looked_ns: I8  # when somebody last looked who is stopped and who moves (zico.pool.still)
 
 
 HEADER = dtype_of(Header)
@@ -230,7 +231,9 @@ class Job(Record):
     planner: Annotated[bytes, f"S{PLANNER_BYTES}"]  # whose choice the job follows now, empty: nobody has planned
     planner_note: Annotated[bytes, f"S{PLANNER_NOTE_BYTES}"]  # why it is not the one asked for, or plans for more
     started: I8  # the process, in clock ticks after the machine's start
-    padding: Annotated[Numbers, "u1", (24,)]  # to whole cache lines, so that two jobs never write to the same one
+    stopped_until_ns: I8  # until then its process counts as stopped, 0: it was not at the last look (zico.pool.still)
+    moves: I8  # what it had done by the last look, and
+    moved_ns: I8  # when a look last saw that change
 
 
 JOB = dtype_of(Job)

@@ -21,7 +21,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line
-from zico.base.libc import file_is_locked, process_is_gone
+from zico.base.libc import STOPPED, TRACED, file_is_locked, process_is_gone, state_of
 from zico.pool.layout import header_of, job_at
 
 if TYPE_CHECKING:
@@ -61,3 +61,10 @@ def job_is_gone(pool: Member, job: int) -> bool:
     keep_out_of_line()
     record = job_at(pool, job)
     return bool(record.pid > 0 and sees_numbers(pool) and process_is_gone(record.pid, record.started))
+
+
+@inlined
+def job_is_stopped(pool: Member, job: int) -> bool:
+    """Tell whether job control or a debugger has stopped a job's process, as far as this process can tell."""
+    record = job_at(pool, job)
+    return bool(record.pid > 0 and sees_numbers(pool) and state_of(record.pid)[0] in (STOPPED, TRACED))

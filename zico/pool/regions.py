@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, Any
 
 from zico.base.compiled import call, compiled, entry, inlined, keep_out_of_line, release_fence
 from zico.base.libc import futex_wake_all, monotonic_ns, write_bytes
-from zico.pool import groups, profiles, rules
+from zico.pool import groups, profiles, rules, still
 from zico.pool.fences import NO_FENCE, has_passed, is_clear, pair_in
 from zico.pool.layout import (
     EMPTY,
@@ -114,15 +114,17 @@ def remaining_of(job: Job) -> int:
 def least_lacking(pool: Member) -> int:
     """Return the job that waits in an allocation and lacks the least, or ``NOBODY``.
 
-    A job of which nothing is known comes behind all others: it may come to need the whole budget.
+    A job of which nothing is known comes behind all others: it may come to need the whole budget. A
+    stopped one does not count, since it cannot go on.
     """
     keep_out_of_line()
     header = header_of(pool)
     best = NOBODY
     least = 0
+    now_ns = monotonic_ns()
     for j in range(header.places):
         job = job_at(pool, j)
-        if waits_for_memory(job):
+        if waits_for_memory(job) and not still.is_stopped(job, now_ns):
             lack = remaining_of(job) + (0 if profiles.is_known(job) else header.budget_regions)
             if best == NOBODY or lack < least:
                 best = j
@@ -224,7 +226,8 @@ def someone_else_grows_alone(pool: Member, me: int, now_ns: int) -> bool:
     if job.state != RUNNING or profiles.is_known(job):
         return False
     waits, waited_ns, grown_ns = job.waiting_threads > 0, now_ns - job.need_since_ns, now_ns - header.alone_since_ns
-    return rules.grows_alone(job.alone_spent_ns, waits, waited_ns, grown_ns)
+    is_still = still.is_past(job, now_ns) or still.is_stopped(job, now_ns)
+    return rules.grows_alone(job.alone_spent_ns, waits, waited_ns, grown_ns, is_still)
 
 
 @inlined

@@ -199,33 +199,37 @@ def residual(persistent: int, held: int, evicted: int) -> int:
 
 
 @inlined
-def is_still(waits: Any, inside_ns: Any, duration_ns: Any) -> Any:  # noqa: ANN401 - numbers, or arrays
-    """Tell whether a job has been in its iteration for so long that it does something else: nobody waits for that.
+def is_still(waits: Any, inside_ns: Any, duration_ns: Any, stopped: Any) -> Any:  # noqa: ANN401 - numbers, or arrays
+    """Tell whether nobody is to wait for a job's iteration: it is stopped, or has been inside for too long.
 
-    It may be stopped, at a prompt, or done with training. Its progress does not say so, since that
-    does not move.
+    One that has been inside for so long does something else: it is at a prompt, evaluates, or is
+    done with training. Its progress does not say so, since that may not move. A job that waits for
+    memory is not inside for too long. But a stopped one goes no further, whatever it waits for.
 
     Args:
         waits: Whether it waits for memory.
         inside_ns: Since it was admitted, without its waits for memory.
         duration_ns: Of its usual iteration.
+        stopped: Whether its process is stopped (``zico.pool.still``).
     """
-    return (inside_ns > STILL_ITERATIONS * duration_ns + STILL_NS) & (waits == 0)
+    return ((inside_ns > STILL_ITERATIONS * duration_ns + STILL_NS) & (waits == 0)) | (stopped != 0)
 
 
 @inlined
-def grows_alone(spent_ns: int, waits: bool, waited_ns: int, grown_ns: int) -> bool:  # noqa: FBT001 - compiled
+def grows_alone(spent_ns: int, waits: bool, waited_ns: int, grown_ns: int, still: bool) -> bool:  # noqa: FBT001 - compiled
     """Tell whether a job without a profile keeps the others at their boundaries.
 
-    One that does not grow any more loses that right: it may never iterate.
+    One that does not grow any more loses that right: it may never iterate. So does one that has
+    outgrown its profile and stands still by it.
 
     Args:
         spent_ns: How long it has kept them there so far.
         waits: Whether it waits for memory.
         waited_ns: So long, if it does.
         grown_ns: Since it last grew.
+        still: Whether nobody is to wait for its iteration (``is_still``).
     """
-    if spent_ns > ALONE_LIMIT_NS:
+    if still or spent_ns > ALONE_LIMIT_NS:
         return False
     return waited_ns < ALONE_WAIT_NS if waits else grown_ns < ALONE_FRESH_NS
 

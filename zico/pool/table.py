@@ -19,7 +19,7 @@ from zico.base.processes import pid_namespace, started_at
 from zico.base.units import format_bytes
 from zico.device.api import close_descriptors
 from zico.device.host import HostDriver
-from zico.pool import deaths, layout, mutex, waiting
+from zico.pool import deaths, layout, mutex, still, waiting
 from zico.pool import regions as budgets
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NO_PAGES, NOBODY, REGION, JobState, Paused
 from zico.pool.living import hold_life
@@ -425,6 +425,11 @@ class PoolTable:
             return self.header.copy(), jobs.view(JOB)
         finally:
             mutex.unlock_for_python(self.member[0])
+
+    def look_around(self) -> None:
+        """Note who is stopped and who moves (``zico.pool.still``), while somebody waits who may wait for them."""
+        if self.header["waiters"] > 0 or self.header["boundary_waiters"] > 0:
+            still.look_around(self.member[0])
 
     def restart_peak(self) -> None:
         """Let the recent peak of this process's job begin at what the job owns now; waits for the mutex."""

@@ -15,8 +15,8 @@ Blocked jobs as a reserve
 
     Only its owner can change what is mapped in a process, so nothing is taken. The wish stands in
     the owner's record, and the thread of it that waits (``zico.pool.waiting``) obeys
-    (``zico.heap.evicting``). One that does not answer, since it is stopped, is not asked again, nor
-    is one that has nothing more to give.
+    (``zico.heap.evicting``). A stopped job is not asked (``zico.pool.still``), nor is its answer
+    waited for. One that has nothing more to give is not asked again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 
 from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
 from zico.base.libc import futex_wait, futex_wake_all, monotonic_ns
-from zico.pool import groups, profiles
+from zico.pool import groups, profiles, still
 from zico.pool.deaths import reap_dead
 from zico.pool.fences import at, counters_of, issued_of, pair_of
 from zico.pool.layout import (
@@ -75,8 +75,10 @@ STUCK_NS = 200_000_000
 """A state in which every job waits, and nothing has changed for so long, will not change by itself."""
 STUCK_BEHIND_NS = 1_000_000_000
 """... and for so long where devices still work for ranks that wait for each other: perhaps at a collective."""
+STUCK_BESIDE_STILL_NS = 1_000_000_000
+"""... and for so long beside a job that does something else meanwhile, and may free memory as it does."""
 STUCK_BESIDE_RUNNING_NS = 30_000_000_000
-"""... and for so long where some job runs, but neither allocates nor frees: it may be at a prompt."""
+"""... and for so long where some job runs, but neither allocates nor frees: it may compute."""
 NEVER_STUCK_NS = 1 << 62
 
 
@@ -167,17 +169,44 @@ def sleep_until_change(pool: Member, sequence: int) -> None:
 
 @compiled
 def standstill(pool: Member) -> int:
-    """Return a number that stays the same while no processor or device makes progress."""
+    """Return a number that stays the same while nobody makes progress that others may wait for.
+
+    What a job does that has been in its iteration for too long does not count, nor does the memory
+    that comes and goes with it: it may evaluate for hours.
+    """
     keep_out_of_line()
     header = header_of(pool)
-    total = header.sequence
+    now_ns = monotonic_ns()
+    total = header.budget_regions
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        if job.state in (RUNNING, BOUNDARY):
-            total += job.progress + job.iteration
-            for slot in range(STREAMS):
-                total += counters_of(pool)[at(pair_of(j, slot))]
+        if job.state == EMPTY:
+            continue
+        total += job.state + job.iteration
+        if not still.is_past(job, now_ns):
+            total += still.moves_of(pool, j) + job.held * (2 * j + 3)  # so that no two jobs' changes cancel out
     return total
+
+
+@compiled
+def idlers(pool: Member) -> int:
+    """Return a number for those inside that nobody waits for, and their iterations; 0: there are none."""
+    keep_out_of_line()
+    now_ns = monotonic_ns()
+    total = 0
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        if j != pool.job and job.state == RUNNING and not waits_for_memory(job) and _is_still(pool, j, now_ns):
+            total += (job.iteration + 1) * (2 * j + 3)
+    return total
+
+
+@inlined
+def _is_still(pool: Member, j: int, now_ns: int) -> bool:
+    """Tell whether nobody waits for a job inside: it is stopped, or does nothing or something else."""
+    job = job_at(pool, j)
+    by_profile = job.profiled == 1 and groups.stands_still(pool, j, now_ns)
+    return bool(still.is_stopped(job, now_ns) or still.is_idle(job, now_ns) or by_profile)
 
 
 @compiled
@@ -186,6 +215,9 @@ def patience_ns(pool: Member, has_next_tier: int) -> int:
 
     What exceeds the budget or the job's limit waits for nobody: it goes to the next tier soon,
     while others go on. On a device without one it waits for its deadline: the budget may be raised.
+
+    A job that runs is waited for unless it stands still. What that frees while it does something
+    else may do, so it has a little longer than those that wait.
 
     The pool does not see who waits in a collective. A rank that does not move while another one of
     its group waits counts as waiting with it. If it only computes, the other one has the next tier.
@@ -197,15 +229,18 @@ def patience_ns(pool: Member, has_next_tier: int) -> int:
             return NEVER_STUCK_NS
         return STUCK_NS if monotonic_ns() - me.need_since_ns < STUCK_NS else -1
     longest_ns = STUCK_NS
+    now_ns = monotonic_ns()
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
         if job.state != EMPTY and job.died_ns != 0:  # its regions come back within LINGER_NS
             return STUCK_BESIDE_RUNNING_NS
-        if job.state != RUNNING:
+        if job.state != RUNNING or still.is_stopped(job, now_ns):
             continue
         is_behind = _device_is_behind(pool, j)
         if (is_behind or not waits_for_memory(job)) and not groups.is_held_up(pool, j):
-            return STUCK_BESIDE_RUNNING_NS
+            if (is_behind and not still.is_idle(job, now_ns)) or not _is_still(pool, j, now_ns):
+                return STUCK_BESIDE_RUNNING_NS
+            longest_ns = STUCK_BESIDE_STILL_NS
         if is_behind:
             longest_ns = STUCK_BEHIND_NS
     return longest_ns
@@ -493,12 +528,14 @@ def join_group(pool: Member, group: int) -> None:
 
 @inlined
 def _nobody_else_runs(pool: Member, job: int) -> bool:
-    """Tell whether all other jobs stand at boundaries: then it must start, even if it will overflow.
+    """Tell whether all other jobs stand at boundaries, or stand still: then it must start, even if it will overflow.
 
     Ranks of its group may be inside, and wait for it in a collective.
     """
+    now_ns = monotonic_ns()
     for j in range(header_of(pool).places):
-        if job_at(pool, j).state == RUNNING and not groups.are_mates(pool, j, job):
+        runs = job_at(pool, j).state == RUNNING and not groups.are_mates(pool, j, job)
+        if runs and not _is_still(pool, j, now_ns):
             return False
     return True
 
@@ -526,6 +563,7 @@ def await_admission(pool: Member) -> bool:
         futex_wait(address, word, pool.slice_address)
         if me.state == BOUNDARY and broker_is_gone(pool):
             reap_dead(pool)
+            still.look_around(pool)
             resume(pool, pool.job)  # nobody else could
             admit(pool, pool.job)
         if me.state == BOUNDARY and me.paused != 0:
@@ -540,9 +578,11 @@ def _others_lack(pool: Member) -> int:
     header = header_of(pool)
     lock(pool)
     lack = header.granted - header.budget_regions
+    now_ns = monotonic_ns()
     for j in range(header.places):
         job = job_at(pool, j)
-        if j != pool.job and job.state == RUNNING and job.waiting_threads > 0 and job.over == 0:
+        waits = j != pool.job and job.state == RUNNING and job.waiting_threads > 0
+        if waits and job.over == 0 and not still.is_stopped(job, now_ns):
             lack += remaining_of(job)
     unlock(pool)
     return max(lack, 0)
@@ -619,15 +659,18 @@ def _lack(pool: Member) -> int:
 
 
 @inlined
-def _is_blocked(pool: Member, j: int) -> bool:
+def _can_evict(pool: Member, j: int, now_ns: int) -> bool:
+    """Tell whether a thread of another job waits, and so obeys when it is asked."""
     job = job_at(pool, j)
-    return j != pool.job and (job.state == BOUNDARY or (job.state == RUNNING and job.waiting_threads > 0))
+    is_blocked = job.state == BOUNDARY or (job.state == RUNNING and job.waiting_threads > 0)
+    return j != pool.job and is_blocked and not still.is_stopped(job, now_ns)
 
 
 @inlined
 def _is_pending(pool: Member) -> bool:
+    now_ns = monotonic_ns()
     for j in range(header_of(pool).places):
-        if _is_blocked(pool, j) and job_at(pool, j).evict > 0:
+        if _can_evict(pool, j, now_ns) and job_at(pool, j).evict > 0:
             return True
     return False
 
@@ -653,9 +696,10 @@ def _ask_for(pool: Member, lack: int) -> bool:
 def _best(pool: Member) -> int:
     """Return the blocked job to ask next: at a boundary rather than in an allocation, and with the most regions."""
     best = NOBODY
+    now_ns = monotonic_ns()
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        if not _is_blocked(pool, j) or job.evict != 0 or job.held == 0:
+        if not _can_evict(pool, j, now_ns) or job.evict != 0 or job.held == 0:
             continue
         if best == NOBODY:
             best = j

@@ -99,7 +99,13 @@ def position_ns(job: SnapshotJob, now_ns: int) -> int:
 @compiled
 def stands_still(job: SnapshotJob, now_ns: int) -> bool:
     """Tell whether nobody is to wait for a job's iteration any more (``zico.pool.rules``)."""
-    return is_still(job.need > 0, now_ns - job.started_ns, profile_at(job).duration_ns)
+    return is_still(job.need > 0, now_ns - job.started_ns, profile_at(job).duration_ns, job.given_up)
+
+
+@inlined
+def will_end(job: SnapshotJob, now_ns: int) -> bool:
+    """Tell whether the job is inside an iteration that is known and worth waiting for."""
+    return is_iterating(job) and not stands_still(job, now_ns)
 
 
 @compiled
@@ -137,7 +143,7 @@ def is_passing_at(job: SnapshotJob, now_ns: int, delay_ns: int, after_ns: int) -
         at_ns = after_ns - delay_ns
         inside = 0 <= at_ns < profile.duration_ns
         return inside and profile.level[step_at(profile, at_ns)] > job.held
-    if not is_iterating(job) or stands_still(job, now_ns):
+    if not will_end(job, now_ns):
         return False
     profile = profile_at(job)
     from_ns = position_ns(job, now_ns)
@@ -168,7 +174,7 @@ def total(snapshot: Snapshot) -> tuple[Int64s, Int64s]:
     n_moving = room = held = 0
     for i in range(snapshot.n):
         job = job_at(snapshot, i)
-        if is_iterating(job) and not stands_still(job, snapshot.now_ns):
+        if will_end(job, snapshot.now_ns):
             moving[n_moving] = i
             n_moving += 1
             room += profile_at(job).n_steps

@@ -26,7 +26,7 @@ import numpy as np
 from zico.base.compiled import compiled, inlined
 from zico.pool.layout import JobState
 from zico.pool.rules import is_safe
-from zico.scheduler.demand import coarse, is_passing_at, job_at, profile_at, reserved, stands_still, total
+from zico.scheduler.demand import coarse, is_passing_at, job_at, profile_at, reserved, total
 from zico.scheduler.layout import NO_TIME, NOBODY, Reason
 from zico.scheduler.turns import (
     alone_in,
@@ -284,7 +284,7 @@ def decide_by_claims(snapshot: Snapshot, most_inside: int) -> None:
     missing = 0  # regions that those need together who must finish: if so many are free, any order will do
     for i in range(snapshot.n):
         missing += _needs(sums, i) if flags[0, i] else 0
-        inside += flags[0, i] and not stands_still(job_at(snapshot, i), snapshot.now_ns)
+        inside += flags[0, i]
     kept = kept_by_all(snapshot)
     judged = 0
     for index in order:

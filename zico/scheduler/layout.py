@@ -93,6 +93,8 @@ class JobFields(Record):
     """Its turn comes before that of any lower one."""
     left: I8 = 0
     """Iterations until it leaves; 0: unknown."""
+    given_up: I8 = 0
+    """1: nobody is to wait for its iteration, whatever the rest of this says: its process is stopped, say."""
 
 
 class SnapshotJob(JobFields):

@@ -17,7 +17,7 @@ from zico.base.compiled import callback, compiled, inlined, record_at
 from zico.base.records import Record, Records, dtype_of
 from zico.pool.layout import JobState
 from zico.pool.rules import is_safe
-from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at, stands_still
+from zico.scheduler.demand import job_at, position_ns, profile_at, will_end
 from zico.scheduler.greedy import MARGIN_SHIFT, decide_by_claims, decide_by_shift, waits_for_safety
 from zico.scheduler.group_schedule import TorusRecord
 from zico.scheduler.layout import NO_TIME, NOBODY, Reason
@@ -90,7 +90,7 @@ def _is_planned(snapshot: Snapshot) -> bool:
         job = job_at(snapshot, i)
         if job.profile_address == 0 or not fits_beside_kept(snapshot, i, kept):
             return False
-        if job.phase != _BOUNDARY and (not is_iterating(job) or stands_still(job, snapshot.now_ns)):
+        if job.phase != _BOUNDARY and not will_end(job, snapshot.now_ns):
             return False
     return True
 
@@ -203,7 +203,8 @@ def _is_starved(snapshot: Snapshot) -> bool:
             longest_ns = max(longest_ns, profile_at(job_at(snapshot, i)).duration_ns)
     for i in range(snapshot.n):
         job = job_at(snapshot, i)
-        if job.phase == _RUNNING and job.need > 0 and snapshot.now_ns - job.waiting_since_ns > _STARVED * longest_ns:
+        is_short = job.phase == _RUNNING and job.need > 0 and job.given_up == 0
+        if is_short and snapshot.now_ns - job.waiting_since_ns > _STARVED * longest_ns:
             for index in range(snapshot.n):
                 if job_at(snapshot, index).phase == _BOUNDARY:
                     waits(snapshot, index, _UNSAFE, NO_TIME)
@@ -232,7 +233,8 @@ def _passed_over(snapshot: Snapshot) -> int:
     turns_ns = since_ns = 0
     for i in range(snapshot.n):
         job = job_at(snapshot, i)
-        if job.phase != _BOUNDARY and (not is_iterating(job) or stands_still(job, snapshot.now_ns)):
+        is_known = job.profile_address != 0 or job.given_up != 0
+        if job.phase != _BOUNDARY and not (job.phase == _RUNNING and is_known):
             return NOBODY
         if job.profile_address != 0:
             turns_ns += profile_at(job).duration_ns
@@ -283,7 +285,7 @@ def _gathers(known: Learnt, snapshot: Snapshot) -> bool:
         job = job_at(snapshot, i)
         if job.phase == _BOUNDARY:
             continue
-        if not is_iterating(job) or stands_still(job, snapshot.now_ns):
+        if not will_end(job, snapshot.now_ns):
             known.gathers = 0
             return False
         inside = True

@@ -8,7 +8,7 @@ import numpy as np
 
 from zico.base.compiled import compiled, inlined, record_at
 from zico.pool.layout import JobState
-from zico.scheduler.demand import claim_of, is_iterating, job_at, profile_at
+from zico.scheduler.demand import claim_of, is_iterating, job_at, profile_at, will_end
 from zico.scheduler.layout import BLOCKERS, DECISION, NO_TIME, NOBODY, SNAPSHOT, Reason
 
 if TYPE_CHECKING:
@@ -192,11 +192,13 @@ def unstick(snapshot: Snapshot, order: Array) -> None:
     """Start the first in turn if nobody starts and nobody is left to wait for.
 
     Its iteration exceeds the budget and will overflow into the next tier of memory: slow, but the
-    jobs move. A job that has left is waited for while it still holds something.
+    jobs move. A job that has left is waited for while it still holds something, and one without a
+    profile until it is given up.
     """
     for i in range(snapshot.n):
         job = job_at(snapshot, i)
-        if job.phase == _RUNNING or (job.phase != _BOUNDARY and job.held > 0):
+        runs = will_end(job, snapshot.now_ns) if job.profile_address != 0 else job.given_up == 0
+        if (job.phase == _RUNNING and runs) or (job.phase not in (_RUNNING, _BOUNDARY) and job.held > 0):
             return
     for index in order:
         if decision_at(snapshot, index).starts == 1:
@@ -217,5 +219,5 @@ def banker_of(snapshot: Snapshot) -> tuple[int, Array, Array]:
         sums[0, i] = job.held
         sums[1, i] = claim_of(job)
         sums[2, i] = job.held if job.profile_address == 0 else job.kept
-        flags[0, i] = is_iterating(job)
+        flags[0, i] = will_end(job, snapshot.now_ns)
     return free, sums, flags

@@ -315,7 +315,7 @@ def someone_grows_alone(run: RunRecord) -> bool:
         return False
     sim_job = sim_job_of(run, run.alone)
     waited_ns, grown_ns = run.now_ns - sim_job.waiting_since_ns, run.now_ns - run.alone_since_ns
-    return grows_alone(sim_job.alone_spent_ns, need_of(sim_job) > 0, waited_ns, grown_ns)
+    return grows_alone(sim_job.alone_spent_ns, need_of(sim_job) > 0, waited_ns, grown_ns, False)  # noqa: FBT003 - none
 
 
 @compiled

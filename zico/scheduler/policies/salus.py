@@ -17,7 +17,7 @@ from numba import types
 
 from zico.base.compiled import array_at, callback, compiled
 from zico.pool.layout import JobState
-from zico.scheduler.demand import is_iterating, job_at, profile_at, stands_still
+from zico.scheduler.demand import job_at, profile_at, will_end
 from zico.scheduler.layout import NO_TIME, NOBODY, Reason
 from zico.scheduler.packed import Compiled
 from zico.scheduler.parameters import Parameter, Unit
@@ -121,7 +121,7 @@ def _occupants(snapshot: Snapshot, lanes: Int64s) -> Int64s:
     occupants = np.full(snapshot.n + 1, NOBODY, np.int64)
     for i in range(snapshot.n):
         job = job_at(snapshot, i)
-        if is_iterating(job) and not stands_still(job, snapshot.now_ns) and lanes[i] != NOBODY:
+        if will_end(job, snapshot.now_ns) and lanes[i] != NOBODY:
             occupants[lanes[i]] = i
     return occupants
 

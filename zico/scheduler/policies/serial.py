@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from numba import types
 
 from zico.base.compiled import callback, compiled
-from zico.scheduler.demand import is_iterating, job_at, stands_still
+from zico.scheduler.demand import job_at, will_end
 from zico.scheduler.layout import NO_TIME, NOBODY, Reason
 from zico.scheduler.packed import Compiled
 from zico.scheduler.turns import (
@@ -36,7 +36,7 @@ def _occupant(snapshot: Snapshot) -> int:
     """Return who is inside an iteration; one that has never ended any, or stands still, may never do so."""
     for i in range(snapshot.n):
         job = job_at(snapshot, i)
-        if is_iterating(job) and not stands_still(job, snapshot.now_ns):
+        if will_end(job, snapshot.now_ns):
             return i
     return NOBODY
 

@@ -18,7 +18,7 @@ from numba import types
 from zico.base.compiled import array_at, callback, compiled, inlined, record_at
 from zico.base.records import I8, Record, dtype_of
 from zico.pool.layout import JobState
-from zico.scheduler.demand import added, is_iterating, job_at, level, profile_at, stands_still
+from zico.scheduler.demand import added, job_at, level, profile_at, will_end
 from zico.scheduler.layout import MEMO_BYTES, NOBODY, Reason
 from zico.scheduler.packed import Compiled
 from zico.scheduler.parameters import Parameter, Unit
@@ -181,7 +181,7 @@ def _learn(snapshot: Snapshot, options: NDArray[np.float64]) -> None:
             known = memo.lasted_ns != 0 and options[_PROFILE] == _KEEP
             if job.started_ns != 0 and job.waiting_since_ns > job.started_ns and not known:
                 memo.lasted_ns = job.waiting_since_ns - job.started_ns
-        if is_iterating(job) and job.need > 0:
+        if will_end(job, snapshot.now_ns) and job.need > 0:
             record_at(snapshot.memory_address, MEMORY).one_by_one = int(options[_FALLBACK])
 
 
@@ -194,8 +194,7 @@ def _lasts_ns(snapshot: Snapshot, index: int) -> int:
 @inlined
 def _is_inside(snapshot: Snapshot, index: int) -> bool:
     """Tell whether a job is in an iteration whose end is worth waiting for."""
-    job = job_at(snapshot, index)
-    return is_iterating(job) and not stands_still(job, snapshot.now_ns)
+    return will_end(job_at(snapshot, index), snapshot.now_ns)
 
 
 @compiled
