@@ -370,7 +370,14 @@ class LightJob:
 
     def is_stopped(self) -> bool:
         """Tell whether job control has stopped it."""
-        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2][0] == "T"
+        return self._state() == "T"
+
+    def sleeps(self) -> bool:
+        """Tell whether its main thread sleeps in the kernel."""
+        return self._state() == "S"
+
+    def _state(self) -> str:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2][0]
 
     def send(self, number: int) -> None:
         """Send a signal."""

@@ -52,6 +52,7 @@ class Job:
 
     def __init__(self, path: Path, name: str, connection: socket.socket, run: str = "") -> None:
         """Join the pool and say so."""
+        self._connection = connection
         self._orders = connection.makefile("r")
         self._answers = connection.makefile("w")
         self._membership = BrokerClient(path).join(name, "light", run=run)
@@ -74,7 +75,16 @@ class Job:
         """Do what each line says until there are no more."""
         for line in self._orders:
             name, *numbers = line.split()
-            getattr(self, name)(*map(int, numbers))
+            try:
+                getattr(self, name)(*map(int, numbers))
+            except KeyboardInterrupt:
+                self._say("interrupted")
+
+    def heed(self) -> None:
+        """Say so from now on when SIGTERM comes, and raise at SIGINT, as Python does by itself; says that it does."""
+        signal.signal(signal.SIGTERM, lambda *_: os.write(self._connection.fileno(), b"handled\n"))  # unbuffered
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._say("heeds")
 
     def hold(self, n_regions: int) -> None:
         """Allocate one block of so many regions and fill it; says 1, or 0 if it was refused."""

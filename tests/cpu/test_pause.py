@@ -105,9 +105,9 @@ def test_a_paused_job_goes_on_without_a_broker(pool: PoolTable) -> None:
     with joined(pool, 1) as (a,):
         pool.pause(job_of(a), move=False)
         assert not end(a)
-        assert not waiting.await_admission(a.member[0])
+        assert waiting.await_admission(a.member[0]) == waiting.STAYS
         pool.resign()
-        assert waiting.await_admission(a.member[0])
+        assert waiting.await_admission(a.member[0]) == waiting.ADMITTED
         assert pool.jobs[job_of(a)]["state"] == JobState.RUNNING
 
 

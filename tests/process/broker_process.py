@@ -139,7 +139,8 @@ for line in sys.stdin:
     elif command == "iterate":
         if not waiting.finish_iteration(me, 0):
             say("boundary")
-            waiting.await_admission(me)
+            while waiting.await_admission(me) != waiting.ADMITTED:
+                pass
         waiting.begin_iteration(me)
         say("began")
     elif command == "fork":

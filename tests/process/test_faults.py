@@ -333,6 +333,54 @@ def _stopped_in_its_wait(made: Pool, jobs: tuple[LightJob, ...]) -> LightJob | N
     return None
 
 
+# -- signals ---------------------------------------------------------------------------------------
+
+
+def holder_and_waiter(holder: LightJob, waiter: LightJob) -> None:
+    """Let one job know its iteration, and another hold most of the budget in its first one, for as long as it likes."""
+    assert waiter.ask("train 3 12") == "lost 0"
+    assert waiter.ask("heed") == "heeds"
+    assert holder.ask("hold 12") == "1"
+
+
+def test_a_job_that_waits_for_memory_handles_its_signals(nursery: Nursery) -> None:
+    """A handler that returns leaves the wait as it is, Ctrl-C ends it: the tensor is placed, and Python raises."""
+    with pool(regions=16) as made, nursery.job(made, "holder") as holder, nursery.job(made, "waiter") as waiter:
+        holder_and_waiter(holder, waiter)
+        waiter.tell("hold 8")
+        made.waits_for_memory(waiter)
+        for _ in range(3):
+            until(waiter.sleeps, ANSWER_S, "it sleeps in its wait")
+            waiter.send(signal.SIGTERM)
+            assert waiter.answer(5) == "handled"
+        assert made.jobs[waiter.place]["waiting_threads"] == 1
+        until(waiter.sleeps, ANSWER_S, "it sleeps in its wait")
+        waiter.send(signal.SIGINT)
+        assert waiter.answer(5) == "interrupted"
+        assert made.jobs[waiter.place]["spilled_bytes"] == 8 * made.region_bytes
+        waiter.tell("hold 8")
+        made.waits_for_memory(waiter)
+        assert holder.ask("free") == "freed"
+        assert waiter.answer(5) == "1", "what was raised once ends no later wait"
+
+
+def test_a_job_that_waits_at_its_boundary_handles_its_signals(nursery: Nursery) -> None:
+    """In compiled code, where an unmarked iteration ends: handlers run, and Ctrl-C raises."""
+    with pool(regions=16) as made, nursery.job(made, "holder") as holder, nursery.job(made, "waiter") as waiter:
+        holder_and_waiter(holder, waiter)
+        waiter.tell("mark")
+        made.waits_at_boundary(waiter)
+        until(waiter.sleeps, ANSWER_S, "it sleeps there")
+        waiter.send(signal.SIGTERM)
+        assert waiter.answer(5) == "handled"
+        until(waiter.sleeps, ANSWER_S, "it sleeps there")
+        waiter.send(signal.SIGINT)
+        assert waiter.answer(5) == "interrupted"
+        assert made.jobs[waiter.place]["state"] == JobState.BOUNDARY
+        assert holder.ask("free") == "freed"
+        assert waiter.ask("mark") == "began"
+
+
 def test_a_request_that_never_fits_is_refused_and_the_other_goes_on(nursery: Nursery) -> None:
     """More than the whole budget is refused with the request and the holding noted; nobody else notices."""
     with pool(regions=16) as made, nursery.job(made, "large") as large, nursery.job(made, "other") as other:

@@ -35,6 +35,8 @@ SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 SYS_NANOSLEEP = {"x86_64": 35, "aarch64": 101}.get(platform.machine(), -1)
 _SYS_FCNTL = {"x86_64": 72, "aarch64": 25}.get(platform.machine(), -1)
 _FLOCK_BYTES = 32
+_SYS_GETPID = {"x86_64": 39, "aarch64": 172}.get(platform.machine(), -1)
+_SYS_GETTID = {"x86_64": 186, "aarch64": 178}.get(platform.machine(), -1)
 FUTEX_WAIT = 0
 FUTEX_WAKE = 1
 FUTEX_PRIVATE = 128
@@ -45,6 +47,7 @@ _STAT_BYTES = 512
 _PROC, _STAT = tuple(b"/proc/"), tuple(b"/stat")
 _THREADS_FIELD, _STARTED_FIELD = 17, 19  # num_threads and starttime, counted from the state: 0 (proc_pid_stat(5))
 ESRCH = 3
+EINTR = 4
 EBUSY = 16
 ETIMEDOUT = 110
 EOWNERDEAD = 130
@@ -214,9 +217,14 @@ def mutex_consistent(address: int) -> None:
 
 
 @inlined
-def futex_wait(word_address: int, expected: int, timespec_address: int) -> None:
-    """Sleep while the shared 32-bit word equals ``expected``, at most for the timespec; may wake for no reason."""
-    _syscall(SYS_FUTEX, word_address, FUTEX_WAIT, expected, timespec_address, 0, 0)
+def futex_wait(word_address: int, expected: int, timespec_address: int) -> bool:
+    """Sleep while the shared 32-bit word equals ``expected``, at most for the timespec; may wake for no reason.
+
+    Returns:
+        Whether a signal has ended the sleep that this thread has handled.
+    """
+    failed = _syscall(SYS_FUTEX, word_address, FUTEX_WAIT, expected, timespec_address, 0, 0) == -1
+    return failed and array_at(_errno_location(), 1, np.int32)[0] == EINTR
 
 
 @inlined
@@ -248,6 +256,12 @@ def private_unlock(word_address: int) -> None:
     """Unlock a mutex of this process, and wake one thread that waits for it."""
     if exchange(word_address, 0) == 2:  # noqa: PLR2004 - the state explained above
         _syscall(SYS_FUTEX, word_address, FUTEX_WAKE | FUTEX_PRIVATE, 1, 0, 0, 0)
+
+
+@inlined
+def in_main_thread() -> bool:
+    """Tell whether the calling thread is its process's first one."""
+    return _syscall(_SYS_GETTID, 0, 0, 0, 0, 0, 0) == _syscall(_SYS_GETPID, 0, 0, 0, 0, 0, 0)
 
 
 @inlined

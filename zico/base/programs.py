@@ -60,6 +60,7 @@ GROUPS = {
         "zico.heap.plan_thread",
         "zico.heap.state_offload",
         "zico.heap.backing",
+        "zico.heap.signals",
     ),
     "pool": (
         "zico.pool.regions",

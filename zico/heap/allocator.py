@@ -41,7 +41,7 @@ from zico.base.compiled import (
     record_at,
 )
 from zico.base.libc import private_lock, private_unlock, write_bytes
-from zico.heap import backing, evicting, free_list, history, placing, reclaim
+from zico.heap import backing, evicting, free_list, history, placing, reclaim, signals
 from zico.heap.layout import (
     ALIGNMENT_BYTES,
     HEAP,
@@ -245,8 +245,13 @@ def boundary(heap: HeapRecord, phase: int) -> None:
     """
     keep_out_of_line()
     if not _end_iteration(heap, phase):
-        while not _is_let_in(heap):
-            pass
+        found = _await_admission(heap)
+        while found != waiting.ADMITTED:
+            if found == waiting.INTERRUPTED:
+                signals.handle(heap)
+                if signals.has_raised(heap):
+                    return  # at its boundary, where the next one finds it
+            found = _await_admission(heap)
     _begin_iteration(heap)
 
 
@@ -276,18 +281,20 @@ def _end_iteration(heap: HeapRecord, phase: int) -> bool:
 
 
 @compiled
-def _is_let_in(heap: HeapRecord) -> bool:
-    """Wait until the next iteration is admitted; false: the job has been paused for at least a slice and still is."""
+def _await_admission(heap: HeapRecord) -> int:
+    """Wait until the next iteration is admitted, a signal comes, or some time has passed.
+
+    Returns:
+        As ``waiting.await_admission``, but never ``GIVES_WAY``.
+    """
     keep_out_of_line()
-    me = job_of(heap)
-    while not waiting.await_admission(pool_of(heap)):
-        if me.evict > 0:
-            private_lock(heap.mutex_address)
-            evicting.obey(heap, me)
-            private_unlock(heap.mutex_address)
-        elif me.paused != 0:
-            return False
-    return True
+    found = waiting.await_admission(pool_of(heap))
+    while found == waiting.GIVES_WAY:
+        private_lock(heap.mutex_address)
+        evicting.obey(heap, job_of(heap))
+        private_unlock(heap.mutex_address)
+        found = waiting.await_admission(pool_of(heap))
+    return found
 
 
 @compiled
@@ -317,7 +324,7 @@ def mark(heap: HeapRecord) -> None:
 
 @entry(HEAP)
 def end_by_mark(heap: HeapRecord) -> bool:
-    """Take an explicit boundary as ``mark`` does, but come back from it while the job is paused, after a slice.
+    """Take an explicit boundary as ``mark`` does, but come back from it at a signal, and after a second at most.
 
     So Python sees to signals. Returns whether the next iteration has begun; if not, ``begin_by_mark`` goes on.
     """
@@ -325,7 +332,7 @@ def end_by_mark(heap: HeapRecord) -> bool:
     if heap.streams.capturing != 0:
         return True
     keep_out_of_line()
-    if not _end_iteration(heap, BY_MARK) and not _is_let_in(heap):
+    if not _end_iteration(heap, BY_MARK) and _await_admission(heap) != waiting.ADMITTED:
         return False
     _begin_iteration(heap)
     return True
@@ -334,7 +341,7 @@ def end_by_mark(heap: HeapRecord) -> bool:
 @entry(HEAP)
 def begin_by_mark(heap: HeapRecord) -> bool:
     """Go on where ``end_by_mark`` came back from; returns as that does."""
-    if not _is_let_in(heap):
+    if _await_admission(heap) != waiting.ADMITTED:
         return False
     _begin_iteration(heap)
     return True

@@ -39,6 +39,7 @@ from zico.base.compiled import call, compiled, inlined, keep_out_of_line, record
 from zico.base.libc import monotonic_ns, private_lock, private_unlock
 from zico.device.mapping import detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
 from zico.device.record import DEVICE
+from zico.heap import signals
 from zico.heap.layout import PRIVATE, RESTS, pool_of, slots_of, wanted_of
 from zico.pool import regions, still, waiting
 from zico.pool.fences import NO_FENCE
@@ -260,11 +261,13 @@ def await_return(heap: HeapRecord, me: Job) -> None:
         if now != before:
             before = now
             still_since_ns = now_ns
-        if now_ns > heap.wait.return_until_ns or is_stuck(heap, me, now_ns - still_since_ns):
+        is_over = now_ns > heap.wait.return_until_ns or is_stuck(heap, me, now_ns - still_since_ns)
+        if is_over or signals.has_raised(heap):
             heap.wait.return_until_ns = 0
             break
         private_unlock(heap.mutex_address)
-        waiting.sleep_until_change(pool, sequence)
+        if waiting.sleep_until_change(pool, sequence):
+            signals.handle(heap)
         private_lock(heap.mutex_address)
     waiting.stop_waiting(pool)
 

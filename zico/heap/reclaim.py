@@ -24,7 +24,8 @@ Theory of operation
     * ``NOTHING``: the next rung is to try.
     * ``NEVER_FITS`` or ``NO_SPACE``: no rung helps.
 
-    The allocation holds no lock while it sleeps, and needs no Python.
+    The allocation holds no lock while it sleeps, and needs no Python. If a signal comes, Python's
+    handlers run (``zico.heap.signals``).
 
     The swapping thread is woken by an eventfd. It answers in two words of the heap's record: how
     many questions it has dealt with, and how many bytes leave. A thread that brings a tensor back
@@ -49,7 +50,7 @@ from numba import types
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line
 from zico.base.libc import monotonic_ns, private_lock, private_unlock, write_bytes
-from zico.heap import backing, evicting, history, placing, state_offload
+from zico.heap import backing, evicting, history, placing, signals, state_offload
 from zico.heap.layout import SPILL, pool_of
 from zico.heap.placing import MUST_WAIT, NEVER_FITS, NO_SPACE
 from zico.pool import still, waiting
@@ -90,7 +91,7 @@ class Request(NamedTuple):
     never_since_ns: int  # since when the budget has been too small for it, 0: it was not at the last look
     asked_ns: int  # when blocked jobs were asked to evict, 0: not in this wait
     is_stuck: bool  # nobody can go on, and this job is to find a way
-    is_late: bool  # the wait limit has passed
+    is_late: bool  # the wait limit has passed, or what a signal's handler has raised is to be raised
 
 
 @compiled
@@ -129,7 +130,7 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
             before = now
             still_since_ns = now_ns
         is_stuck = evicting.is_stuck(heap, me, now_ns - still_since_ns)
-        is_late = now_ns > began_ns + heap.wait.limit_ns
+        is_late = now_ns > began_ns + heap.wait.limit_ns or signals.has_raised(heap)
         request = Request(
             arena, planned, size_bytes, alignment, sequence, now_ns, never_since_ns, asked_ns, is_stuck, is_late
         )
@@ -157,8 +158,8 @@ def _sleep(heap: HeapRecord, sequence: int, answered: int) -> None:
     """Sleep until pool or heap have changed, outside the mutex; an answer changes no word that is slept on."""
     keep_out_of_line()
     private_unlock(heap.mutex_address)
-    if heap.swap.answered == answered:
-        waiting.sleep_until_change(pool_of(heap), sequence)
+    if heap.swap.answered == answered and waiting.sleep_until_change(pool_of(heap), sequence):
+        signals.handle(heap)
     private_lock(heap.mutex_address)
 
 

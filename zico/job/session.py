@@ -203,7 +203,7 @@ class Session:
             call()
         if heap["attached"] == Attached.YES and not self._has_left:
             begins = allocator.end_by_mark(heap)
-            while not begins:  # paused: Ctrl-C raises here
+            while not begins:  # handlers of signals run here, and Ctrl-C raises
                 begins = allocator.begin_by_mark(heap)
         for call in self.at_boundaries:
             call()

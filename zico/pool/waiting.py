@@ -156,15 +156,19 @@ def sequence_of(pool: Member) -> int:
 
 
 @compiled
-def sleep_until_change(pool: Member, sequence: int) -> None:
+def sleep_until_change(pool: Member, sequence: int) -> bool:
     """Sleep until the pool changes or a slice has passed; then see to the dead if the broker is dead.
 
     Slices are short where the device may end the wait by passing a fence, since it wakes nobody.
+
+    Returns:
+        Whether a signal has ended the sleep.
     """
     longest_address = pool.poll_address if header_of(pool).on_timeline == 1 else pool.slice_address
-    futex_wait(pool.header_address + _SEQUENCE_OFFSET, sequence, longest_address)
+    interrupted = futex_wait(pool.header_address + _SEQUENCE_OFFSET, sequence, longest_address)
     if broker_is_gone(pool):
         reap_dead(pool)
+    return interrupted
 
 
 @compiled
@@ -540,15 +544,25 @@ def _nobody_else_runs(pool: Member, job: int) -> bool:
     return True
 
 
+RETURN_NS = 1_000_000_000
+"""A job at its boundary goes back to its caller after so long: Python sees signals that ended no sleep."""
+ADMITTED = 0
+GIVES_WAY = 1
+STAYS = 2
+INTERRUPTED = 3
+
+
 @compiled
-def await_admission(pool: Member) -> bool:
+def await_admission(pool: Member) -> int:
     """Sleep at the boundary until admitted; if the broker has died, start as soon as that is safe, paused or not.
 
     Returns:
-        Whether it is admitted; if not, the job is to evict memory: it is asked to, or swaps, and
-        others wait for some. Or it is paused, and a slice has passed.
+        ``ADMITTED``; ``GIVES_WAY``: the job is to evict memory, since it is asked to, or swaps and
+        others wait for some; ``STAYS``: it is paused, and a slice has passed, or ``RETURN_NS`` has;
+        ``INTERRUPTED``: a signal has come.
     """
     me = job_at(pool, pool.job)
+    began_ns = monotonic_ns()
     while me.state == BOUNDARY:
         word = me.broker_admits
         if me.state != BOUNDARY:
@@ -558,17 +572,19 @@ def await_admission(pool: Member) -> bool:
         if me.evict == 0 and me.paused == MOVES and header_of(pool).on_timeline == 0:
             me.evict = me.held
         if me.evict > 0:
-            return False
+            return GIVES_WAY
         address = pool.jobs_address + pool.job * _JOB_BYTES + _ADMITS_OFFSET
-        futex_wait(address, word, pool.slice_address)
+        interrupted = futex_wait(address, word, pool.slice_address)
         if me.state == BOUNDARY and broker_is_gone(pool):
             reap_dead(pool)
             still.look_around(pool)
             resume(pool, pool.job)  # nobody else could
             admit(pool, pool.job)
-        if me.state == BOUNDARY and me.paused != 0:
-            return False
-    return True
+        if me.state == BOUNDARY and interrupted:
+            return INTERRUPTED
+        if me.state == BOUNDARY and (me.paused != 0 or monotonic_ns() - began_ns > RETURN_NS):
+            return STAYS
+    return ADMITTED
 
 
 @compiled
