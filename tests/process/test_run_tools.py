@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness import clean_environment, compile_once
 from zico_process import DEADLINE_S, ZicoRun, python
 
+from zico.base.paths import cache_root
 from zico.cli import main
 
 FOREVER = (
@@ -175,3 +177,32 @@ def test_no_color_means_no_colour() -> None:
     arguments = [sys.executable, "-m", "zico", "run", "--budget", "64MiB", "--name", "a", python("print('x')")]
     written = on_a_terminal(arguments, {"TERM": "xterm", "COLUMNS": "120", "NO_COLOR": "1"})
     assert not re.search(rb"\x1b\[[0-9;]*3[0-9]m", written)
+
+
+# -- no process or thread can be started -----------------------------------------------------------
+
+NOBODY = 65534
+AS_NOBODY = (
+    *("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"),
+    *("--inh-caps", "-all,+dac_override", "--ambient-caps", "-all,+dac_override"),  # this checkout may be closed to it
+    *("--bounding-set", "-sys_admin,-sys_resource"),
+)
+"""Runs a command as a user whom limits of processes hold for, as they do not for root."""
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root can become another user")
+@pytest.mark.parametrize("words", [["run", "true"], ["broker", "--metrics", "0"]])
+def test_a_limit_of_processes_is_one_sentence(short_dir: Path, words: list[str]) -> None:
+    """A run that can start no process, and a broker that can start no thread, say so and end; nothing hangs."""
+    compile_once()
+    os.chown(short_dir, NOBODY, NOBODY)
+    environ = clean_environment() | {"XDG_RUNTIME_DIR": str(short_dir), "ZICO_CACHE_DIR": str(cache_root())}
+    done = subprocess.run(
+        [*AS_NOBODY, "prlimit", "--nproc=1", sys.executable, "-m", "zico", *words],
+        # OpenBLAS itself interrupts a process that can have no threads.
+        env=environ | {"OPENBLAS_NUM_THREADS": "1", "ZICO_BUDGET": "64MiB"},
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    last = done.stderr.splitlines()[-1]
+    assert "no further process or thread can be started here: a limit is reached" in last
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)

@@ -26,10 +26,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 
 _NAME = "zico"
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Libraries would start a thread for each processor, and nothing here multiplies matrices."""
 _BESIDE = ("adapters", "kernels")
 """Packages of Zico's that an editable install keeps beside it instead of in it."""
 
@@ -64,12 +67,25 @@ def _path() -> list[str]:
     return [entry for entry in sys.path if isinstance(entry, str) and Path(entry).is_absolute()]
 
 
+def at_limit(error: BaseException) -> str:
+    """Return the sentence for an error that says that no process or thread can be started; empty for all others."""
+    no_process = isinstance(error, BlockingIOError) and not hasattr(error, "characters_written")
+    no_thread = isinstance(error, RuntimeError) and "start new thread" in str(error)
+    if not (no_process or no_thread):
+        return ""
+    return (
+        "no further process or thread can be started here: a limit is reached, the user's (ulimit -u) or that of the "
+        "container or control group (pids.max): end other processes, or raise it"
+    )
+
+
 # -- in the process that was started ---------------------------------------------------------------
 
 
 def main() -> None:
     """Prepare this process, and run what it was started for."""
     _, how, what, *arguments, places = sys.argv
+    os.environ.update(_ONE_THREAD)
     found = json.loads(places)
     _set_path(found["path"])
     _set_package(found["package"])

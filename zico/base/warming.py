@@ -56,10 +56,15 @@ def compile_all(*names: str) -> None:
     if not left:
         return
     # Forked, so that no process imports Numba once more.
-    fork = multiprocessing.get_context("fork")
+    fork, before = multiprocessing.get_context("fork"), set(multiprocessing.active_children())
     with ProcessPoolExecutor(mp_context=fork, initializer=_end_with, initargs=(os.getpid(),)) as processes:
-        for done in [processes.submit(_compile, name) for name in left]:
-            done.result()
+        try:
+            for done in [processes.submit(_compile, name) for name in left]:
+                done.result()
+        except BaseException:
+            for process in set(multiprocessing.active_children()) - before:
+                process.kill()  # this process would wait for them, at its end at the latest
+            raise
 
 
 def _end_with(parent: int) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zico.base.errors import ConfigError, ZicoError
+from zico.base.interpreter import at_limit
 from zico.base.settings import HOST, kind_of
 from zico.base.units import format_bytes
 from zico.base.warming import BROKERS, called, compile_all, load, missing
@@ -59,7 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _log.error("%s", error)
         return 2
     except (ZicoError, OSError) as error:
-        _log.error("%s", error)
+        _log.error("%s", at_limit(error) or error)
+        return 1
+    except RuntimeError as error:
+        if not (told := at_limit(error)):
+            raise
+        _log.error("%s", told)
         return 1
     return 0
 
@@ -203,9 +209,10 @@ def _check_scrubs(device: Device, compute_capability: tuple[int, int]) -> None:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[int]:
-    """Turn SIGTERM and SIGINT into bytes on the descriptor that this yields."""
+    """Turn SIGTERM and SIGINT into bytes on the descriptor that this yields; a SIGINT that is ignored stays so."""
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+    heard = [signal.SIGTERM] if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else [signal.SIGTERM, signal.SIGINT]
+    before = {number: signal.signal(number, _ignore) for number in heard}
     wakeup_before = signal.set_wakeup_fd(write_fd)
     try:
         yield read_fd

@@ -10,6 +10,7 @@ import click
 
 from zico import __version__
 from zico.base.errors import CommandError, ConfigError, ZicoError
+from zico.base.interpreter import at_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,10 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED_CODE
     except CommandError as error:
         return _fail(error, error.exit_code)
-    except ConfigError as error:
-        return _fail(error, CONFIG_CODE)
     except ZicoError as error:
-        return _fail(error, ERROR_CODE)
+        return _fail(error, CONFIG_CODE if isinstance(error, ConfigError) else ERROR_CODE)
+    except (OSError, RuntimeError) as error:
+        if not (told := at_limit(error)):
+            raise
+        return _fail(ZicoError(told), ERROR_CODE)
     return int(code or 0)
 
 

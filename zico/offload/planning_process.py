@@ -97,7 +97,6 @@ serve(int(sys.argv[1]), float(sys.argv[2]))
 """
 _KEPT = ("ZICO_CACHE_DIR", "ZICO_COMPILER")
 """Variables that say where compiled code is."""
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _LENGTH = struct.Struct("<q")
 _FAREWELL = b""
 """What a process sends that ends for want of work."""
@@ -335,9 +334,8 @@ class PlanningProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without what makes a job of a process; libraries use one thread."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ZICO") or name in _KEPT}
-    return kept | _ONE_THREAD
+    """Return this process's environment without what makes a job of a process."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("ZICO") or name in _KEPT}
 
 
 # -- messages --------------------------------------------------------------------------------------
