@@ -4,6 +4,7 @@
 * Files with long tests run first, so that two workers end at about the same time.
 * Importing an adapter joins nothing, unless a test says otherwise.
 * What is there when tests begin, frameworks for example, is no work for the garbage collector.
+* Processes heed signals that ``nohup`` or a shell's ``&`` has these tests ignore.
 * Tests run in an empty directory, as a user's processes do: in the checkout, Python finds Zico by chance.
 """
 
@@ -12,7 +13,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 from typing import TYPE_CHECKING
+
+import pytest
 
 with contextlib.suppress(ImportError):  # tests/gpu may run where it is not installed
     import hypothesis
@@ -21,8 +25,9 @@ with contextlib.suppress(ImportError):  # tests/gpu may run where it is not inst
     hypothesis.settings.load_profile("zico")
 
 os.environ.setdefault("ZICO", "off")
-
-import pytest
+for heeded in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD):
+    if signal.getsignal(heeded) is signal.SIG_IGN:
+        signal.signal(heeded, lambda _number, _frame: None)  # a program that is started gets the default
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -88,12 +88,6 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def _heed_signals() -> None:
-    """Let the run and its jobs end by signals that ``nohup`` or a shell's ``&`` has them ignore."""
-    for signum in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(signum, signal.SIG_DFL)
-
-
 class ZicoRun:
     """``zico run`` or another command, in a runtime directory of its own; all below it is dead when the block ends."""
 
@@ -114,7 +108,6 @@ class ZicoRun:
             stderr=subprocess.PIPE,
             env=os.environ | {"XDG_RUNTIME_DIR": str(self.runtime), "ZICO_BUDGET": "64MiB"} | environ,
             start_new_session=True,
-            preexec_fn=_heed_signals,  # noqa: PLW1509 - it takes no lock
         )
         self._selector = selectors.DefaultSelector()
         for name in self._out:

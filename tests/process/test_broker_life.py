@@ -36,6 +36,22 @@ def test_a_signal_ends_it_cleanly(broker: Broker, number: int) -> None:
         assert np.all(np.diff(record["t_s"]) > 0)
 
 
+def test_a_broker_in_a_scripts_background_ignores_ctrl_c(tmp_path: Path) -> None:
+    """The shell has it ignore SIGINT, which stays so; SIGTERM ends it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        broker = Broker(tmp_path, "--policy", "none")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        broker.wait_ready()
+        broker.process.send_signal(signal.SIGINT)
+        assert broker.names() == []
+        assert broker.end() == (0, "")
+    finally:
+        kill(broker.process)
+
+
 def test_a_report_writes_the_record(broker: Broker) -> None:
     """Whoever has the report may read the record, while the broker goes on."""
     assert not broker.record.exists()

@@ -42,6 +42,29 @@ def test_a_signal_reaches_every_job_and_leaves_nothing(signum: signal.Signals) -
         assert (code, left, run.leftovers) == (128 + signum, [], [])
 
 
+IGNORING = (
+    "import os, signal, sys; [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 17)]\n"
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+SHOW = "import signal; print('ignores', *(s for s in (1, 2, 15, 17) if signal.getsignal(s) is signal.SIG_IGN))\n"
+
+
+def test_what_is_ignored_stays_so() -> None:
+    """Under ``nohup`` or in a script's background, hang-ups and Ctrl-C stop neither run nor jobs; SIGTERM does.
+
+    A run that inherits that SIGCHLD is ignored waits for its jobs nevertheless.
+    """
+    program = [sys.executable, "-c", IGNORING, "-m", "zico"]
+    with ZicoRun("--name", "a", python(SHOW + FOREVER), program=program) as run:
+        run.read_until("a | ignores 1 2\n")
+        pid = run.number_after("a | pid ")
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            run.process.send_signal(signum)
+        code = run.finish()
+        assert (code, survivors([pid]), run.leftovers) == (128 + signal.SIGTERM, [], [])
+        assert "zico: SIGTERM: ending the jobs" in run.stderr
+
+
 def test_a_job_that_ignores_the_signal_is_terminated_after_the_grace_period() -> None:
     """After the grace period SIGTERM follows, so a job that ignores Ctrl-C ends by that."""
     with ZicoRun("--grace", "0.3", "--name", "a", python(HEEDLESS)) as run:

@@ -196,7 +196,10 @@ MAX_UNHEARD = 2
 
 @contextmanager
 def forwarded_to(heard: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Call ``heard`` in the running loop for each signal; those that are ignored stay so (``nohup``)."""
+    """Call ``heard`` in the running loop for each signal; those that are ignored stay so (``nohup``).
+
+    SIGCHLD gets its default, for jobs, too: whoever ignores it cannot wait for children.
+    """
     loop = asyncio.get_running_loop()
     unheard = 0
 
@@ -212,15 +215,14 @@ def forwarded_to(heard: Callable[[signal.Signals], None]) -> Iterator[None]:
             raise KeyboardInterrupt
         loop.call_soon_threadsafe(deliver, signal.Signals(number))
 
-    before = {signum: signal.getsignal(signum) for signum in FORWARDED}
-    installed = [signum for signum, handler in before.items() if handler is not signal.SIG_IGN]
-    for signum in installed:
-        signal.signal(signum, caught)
+    heeded = [signum for signum in FORWARDED if signal.getsignal(signum) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, caught) for signum in heeded}
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield
     finally:
-        for signum in installed:
-            signal.signal(signum, before[signum])
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 # --------------------------------------------------------------------------------------------------
