@@ -6,7 +6,8 @@ How it works
     the pool (``zico.pool.groups``), until ``destroy_process_group``.
 
     A descendant of a job stays outside the pool: it may be a loader's worker. It joins when it
-    makes an optimizer or becomes a rank, since then it trains.
+    makes an optimizer or becomes a rank, since then it trains. So does a forked child, if its
+    parent has had no tensor in the pool.
 
     A process that calls ``torch.multiprocessing.spawn`` before it has taken any memory is a
     launcher. It leaves the pool to those that it starts.
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _KEY = "zico/group"
 
 _is_watching = False
+_refused_in = 0
+"""The process that could not join although it trains."""
 
 
 def watch(enable: Callable[[], Session | None]) -> None:
@@ -86,12 +89,14 @@ def _after(function: Callable[..., Any], call: Callable[[], object]) -> Callable
 
 
 def _train(enable: Callable[[], Session | None]) -> Session | None:
-    """Join the pool although an ancestor is a job of it, since this process trains."""
-    if session.is_descendant():
+    """Join the pool although an ancestor is a job of it, since this process trains; says once why it cannot."""
+    global _refused_in  # noqa: PLW0603 - of the process
+    if (session.is_descendant() or session.is_forked()) and _refused_in != os.getpid():
         session.claim_to_train()
         try:
             enable()
         except Exception as error:  # noqa: BLE001 - the user's training must go on, whatever is wrong with us
+            _refused_in = os.getpid()
             not_shared("torch", error)
     return session.current_here()
 

@@ -1,8 +1,9 @@
 """Train with PyTorch's data parallelism on the processor; run by ``test_ranks.py``.
 
-    ranks_job.py LOSSES [spawn | fork | launched | workers | parent]
+    ranks_job.py LOSSES [spawn | fork | held | launched | workers | parent]
 
-``spawn`` and ``fork`` start two ranks themselves; a rank that is forked imports nothing. ``launched``
+``spawn`` and ``fork`` start two ranks themselves; a rank that is forked imports nothing. ``held`` forks
+them while it holds a tensor. ``launched``
 is one that torchrun has started. ``workers`` is one process that trains with a loader's worker.
 ``parent`` holds a tensor, and starts a process that trains. Rank N writes the bits of its losses, its
 number and its group to LOSSES.N.
@@ -69,7 +70,7 @@ def train(rank: int, losses: str, port_file: str = "") -> None:
         loss.backward()
         optimizer.step()
         bits.append(loss.item().hex())
-    write(losses, rank, bits)
+    write(losses, rank, bits, forked=sums_in_child(next(model.parameters())))
     torch.distributed.destroy_process_group()
     # DDP keeps gloo's threads alive. One that drops its last tensor while the interpreter ends aborts the process
     # (PyTorch, pull request 179291). So the process ends before the interpreter does.
@@ -77,9 +78,18 @@ def train(rank: int, losses: str, port_file: str = "") -> None:
     os._exit(0)
 
 
-def write(losses: str, rank: int, bits: list[str]) -> None:
+def sums_in_child(tensor: torch.Tensor) -> bool:
+    """Tell whether a child that is forked sees a tensor as it is."""
+    expected = float(tensor.sum())
+    child = os.fork()
+    if not child:
+        os._exit(float(tensor.sum()) != expected)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def write(losses: str, rank: int, bits: list[str], *, forked: bool = True) -> None:
     """Write what is asked for."""
-    Path(f"{losses}.{rank}").write_text(json.dumps({"losses": bits} | place()))
+    Path(f"{losses}.{rank}").write_text(json.dumps({"losses": bits, "forked": forked} | place()))
 
 
 def train_with_workers(losses: str) -> None:
@@ -98,8 +108,11 @@ def train_with_workers(losses: str) -> None:
 
 def main(losses: str, how: str) -> None:
     """Train as it is asked for."""
-    if how in ("spawn", "fork"):
-        torch.multiprocessing.start_processes(train, (losses, f"{losses}.store"), nprocs=WORLD, start_method=how)
+    if how in ("spawn", "fork", "held"):
+        kept = torch.ones(BATCH, FEATURES) if how == "held" else None
+        method = "spawn" if how == "spawn" else "fork"
+        torch.multiprocessing.start_processes(train, (losses, f"{losses}.store"), nprocs=WORLD, start_method=method)
+        assert kept is None or kept.all()
     elif how == "launched":
         train(0, losses)
     elif how == "parent":

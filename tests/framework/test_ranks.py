@@ -97,6 +97,35 @@ def test_two_jobs_of_two_ranks_share_what_is_too_little_for_both(tmp_path: Path)
     assert pool["peak_granted_bytes"] <= budget_mib * MIB < 0.75 * pool["sum_of_job_peaks_bytes"]
 
 
+def test_ranks_that_are_forked_are_jobs_and_their_parent_is_none(tmp_path: Path) -> None:
+    """As accelerate's launchers start them: the framework is there already, and a child of theirs sees their tensors.
+
+    In 70 % of the sum of the peaks they have the losses that they have alone.
+    """
+    budget_mib = round(0.7 * 2 * PEAK_MIB)
+    report = run(tmp_path, budget_mib, a=(str(SCRIPT), str(tmp_path / "a"), "fork"))
+    (job,) = report["jobs"]
+    figures = [said(tmp_path / "a", rank) for rank in range(2)]
+    assert [figure["losses"] for figure in figures] == losses_alone()
+    assert all(figure["forked"] for figure in figures)
+    assert pids_of(job) == {figure["pid"] for figure in figures}
+    assert {one["iterations"] for one in processes_of(job)} == {len(losses_alone()[0])}
+    assert len({figure["group"] for figure in figures} - {0, None}) == 1
+    assert report["pool"]["peak_granted_bytes"] <= budget_mib * MIB
+    assert job["outside"] == []
+
+
+def test_ranks_that_are_forked_from_a_process_with_tensors_say_why_they_are_outside(tmp_path: Path) -> None:
+    """Their parent's tensors are theirs, too, where the pool's window would be; the parent stays the job."""
+    (job,) = run(tmp_path, 6 * PEAK_MIB, a=(str(SCRIPT), str(tmp_path / "a"), "held"))["jobs"]
+    figures = [said(tmp_path / "a", rank) for rank in range(2)]
+    assert [figure["losses"] for figure in figures] == losses_alone()
+    assert {figure["group"] for figure in figures} == {None}
+    assert {one["pid"] for one in job["outside"]} == {figure["pid"] for figure in figures}
+    reason = f"this process was forked from process {job['pid']}, which has had tensors in the pool"
+    assert all(one["reason"].startswith(reason) for one in job["outside"])
+
+
 def test_ranks_that_torchrun_starts_are_jobs_and_torchrun_is_none(tmp_path: Path) -> None:
     """The launcher imports PyTorch before them, in the same command."""
     (job,) = run(tmp_path, 6 * PEAK_MIB, a=(*TORCHRUN, str(SCRIPT), str(tmp_path / "a"), "launched"))["jobs"]

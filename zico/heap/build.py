@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from zico.pool.table import PoolTable
     from zico.trace.ringfile import RingFile
 
+REAL = ("posix_memalign", "aligned_alloc", "free")
+"""What the hooks call for the rest, as ``real_NAME`` of the record."""
 _ARENA_SHARE = 2
 """Address space of an arena over the pool's size."""
 _PAGED_SHARE = 16
@@ -218,8 +220,9 @@ class Heap:
         heap["swap"]["fd"] = -1
         heap["spill"]["map_address"] = libc_address("mmap")
         heap["spill"]["fallocate_address"] = libc_address("fallocate")
-        for name in ("posix_memalign", "aligned_alloc", "free"):
-            heap[f"real_{name}"] = libc_address(name)
+        for name in REAL:
+            if not heap[f"real_{name}"]:  # else a forked child's, which calls what its parent called
+                heap[f"real_{name}"] = libc_address(name)
         heap["mutex_address"] = self.record.ctypes.data + HEAP.fields["mutex"][1]
 
     def _fill_planning(self, heap: Any) -> None:  # noqa: ANN401 - the HEAP record
@@ -325,6 +328,16 @@ class Heap:
             else:
                 unmap_piece(self.device[0], address)
         self.slots["mapped"] = NOBODY
+
+    def hand_over(self) -> None:
+        """Make the record ready for another heap, in a forked child whose parent never had a tensor in this one.
+
+        The window stays reserved. It may not be used by any other thread meanwhile.
+        """
+        fresh = np.zeros_like(self.record)
+        for name in REAL:
+            fresh[0][f"real_{name}"] = self.record[0][f"real_{name}"]
+        self.record[:] = fresh  # at once: a free by the garbage collector finds its way before and after
 
     def close(self) -> None:
         """Unmap the window; no tensor of it may be used afterwards, nor may the device have work on one."""

@@ -72,7 +72,7 @@ def join(budget: str | None = None, device: str | None = None, name: str | None 
         budget: Of a broker that is to be started: ``8GiB``, ``75%``; by default as for
             ``zico broker``. A line on stderr says so where the pool has another one already.
         device: ``host`` or ``cuda:N``; by default as for ``zico broker``.
-        name: What the job is called; by default as its script.
+        name: What the job is called; by default as its script or its notebook.
     """
     if os.environ.get(SWITCH_VARIABLE) == "off":
         return

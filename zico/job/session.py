@@ -172,13 +172,45 @@ class Session:
         self.heap.record[0]["attached"] = Attached.FORKED
         self.membership.leave()
 
+    @property
+    def is_unused(self) -> bool:
+        """Tell whether this process has taken nothing from the pool and ended no iteration."""
+        return not (self.record["requested_bytes"] or self.record["iteration"])
+
+    @property
+    def is_parents(self) -> bool:
+        """Tell whether this process is a child forked from the one that has joined."""
+        return self.membership.owner_pid != os.getpid()
+
+    def let_go_in_child(self) -> None:
+        """Make room in a forked child for a session of its own.
+
+        Raises:
+            HookError: The parent has had tensors in the pool, or it pages or swaps; nothing has been
+                changed.
+        """
+        parent = self.membership.owner_pid
+        if self.heap.paged is not None or self.swapper is not None:
+            raise HookError(
+                f"this process was forked from process {parent}, which saves memory: start it by the spawn method"
+            )
+        if not self.is_unused:
+            raise HookError(
+                f"this process was forked from process {parent}, which has had tensors in the pool: fork before "
+                "the first large tensor, or start it by the spawn method"
+            )
+        self._has_left = True
+        self.before_boundaries.clear()
+        self.at_boundaries.clear()
+        self.heap.hand_over()
+
     def refuse_fork(self) -> None:
         """Raise in a forked child where the pool is on a device that a fork cannot use.
 
         Raises:
             HookError: This is such a child.
         """
-        if self.membership.device.kind != "host" and os.getpid() != self.membership.owner_pid:
+        if self.membership.device.kind != "host" and self.is_parents:
             raise HookError(
                 f"this process was forked from one that uses {self.device}, and CUDA cannot be used again after a "
                 "fork: start processes by the spawn method (multiprocessing.set_start_method)"
@@ -241,24 +273,29 @@ def current() -> Session | None:
 
 def current_here() -> Session | None:
     """Return this process's session, ``None`` also in a child forked from a process that has one."""
-    return _current if _current is not None and _current.membership.owner_pid == os.getpid() else None
+    return _current if _current is not None and not _current.is_parents else None
+
+
+def is_forked() -> bool:
+    """Tell whether this process was forked from one that had joined, and has not joined itself."""
+    return _current is not None and _current.is_parents
 
 
 def once(enable: Callable[[], Session | None]) -> Callable[[], Session | None]:
-    """Wrap what enables an adapter: once it has, or while it does, it only returns the session."""
-    is_on = False
+    """Wrap what enables an adapter: once it has in this process, or while it does, it only returns the session."""
+    on_in: int | None = None
 
     @functools.wraps(enable)
     def enable_once() -> Session | None:
-        nonlocal is_on
-        if is_on:
+        nonlocal on_in
+        if on_in == os.getpid():
             return current()
-        is_on = True
+        on_in = os.getpid()
         joined = None
         try:
             joined = enable()
         finally:
-            is_on = joined is not None
+            on_in = None if joined is None else os.getpid()
         return joined
 
     return enable_once
@@ -321,7 +358,7 @@ def starts_launcher(argv: Sequence[str]) -> bool:
 def step_aside() -> None:
     """Leave the pool to processes that are about to be started, if this one has taken nothing from it yet."""
     joined = current_here()
-    if joined is None or joined.record["requested_bytes"] or joined.record["iteration"]:
+    if joined is None or not joined.is_unused:
         return
     joined.record["aside"] = 1
     joined.leave()
@@ -362,7 +399,7 @@ def attach(framework: str, *, kind: str = "host") -> Session | None:
         ConfigError: A setting in the environment makes no sense.
         DriverError: The device refuses.
         HookError: The pool is on a device of another kind, or this process was forked from one that
-            uses CUDA.
+            uses CUDA, or has had tensors in the pool.
     """
     global _current  # noqa: PLW0603 - hooks serve a process, so there is one session per process
     if _current is not None:
@@ -371,6 +408,9 @@ def attach(framework: str, *, kind: str = "host") -> Session | None:
     socket_path = socket_to_join()
     if socket_path is None:
         return None
+    if _current is not None and _current.is_parents:
+        _current.let_go_in_child()
+        _current = None
     if _current is None:
         _current = _join(socket_path, framework_of(framework), kind)
         os.environ[OWNER_VARIABLE] = str(os.getpid())
