@@ -170,6 +170,15 @@ def test_a_job_without_a_tensor_in_the_pool_has_a_line_that_says_why(fields: dic
     assert all(line.startswith(said) for line in lines)
 
 
+def test_a_framework_that_was_loaded_is_not_said_to_be_missing() -> None:
+    """A launcher whose processes all ended before they joined has imported one."""
+    (command,) = split_commands(["python a.py"])
+    (job,) = run_report(
+        Outcome((JobOutcome(command, 0, 1.0, 1.0, loaded="torch"),), outcome().reports), [SETTINGS]
+    ).jobs
+    assert job.note == "torch was imported, but no process joined the pool"
+
+
 def test_a_process_in_the_pool_is_not_reported_as_outside() -> None:
     """One that was seen before it joined counts as what it is in the end."""
     (command,) = split_commands(["python a.py"])

@@ -160,6 +160,8 @@ class Outsiders:
         """Those that were reported, by job."""
         self._ended: dict[str, list[_Process]] = {}
         """Those that ended before anybody knew whether they would join."""
+        self.loaded: dict[str, str] = {}
+        """The frameworks that a process of each job has loaded, whether or not it has joined."""
         self._due_s = 0.0
         self._ready_s: float | None = None
         """When the brokers were first seen to be ready."""
@@ -207,6 +209,8 @@ class Outsiders:
             if address_bytes != process.looked_bytes and not process.frameworks:
                 process.looked_bytes = address_bytes
                 _look_at(process, now_s)
+            if process.frameworks:
+                self.loaded[process.job] = process.frameworks
             if process.frameworks and (process.reported or not process.is_settled):
                 process.memory_bytes = max(process.memory_bytes, _memory_bytes(process.pid))
         for key in self._processes.keys() - seen.keys():

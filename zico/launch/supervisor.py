@@ -116,6 +116,8 @@ def _job_figures(job: JobOutcome, members: Sequence[JobReport], told: Sequence[O
     outside = tuple(_outside(job.outside, told, {member.pid for member in members}))
     if not members:
         not_started = job.wall_s == 0.0 and job.exit_code in {NOT_FOUND_CODE, NOT_EXECUTABLE_CODE}
+        if job.loaded and missing == NEVER_JOINED:
+            missing = f"{job.loaded} was imported, but no process joined the pool"
         note = NOT_STARTED if not_started else outside[0].text if outside else missing
         return JobFigures(
             name=name, command=command, exit_code=job.exit_code, wall_s=job.wall_s, note=note, outside=outside
@@ -248,6 +250,8 @@ class JobOutcome:
     """The number of the device on which it ran."""
     outside: tuple[OutsideProcess, ...] = ()
     """Its processes that were seen outside the pool."""
+    loaded: str = ""
+    """The frameworks that a process of it has loaded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -575,8 +579,15 @@ class Supervisor:
     def _outcome(self, job: Job) -> JobOutcome:
         name = job.command.name
         pool = self._placed.get(name, 0)
-        outside = self._outsiders.of(name, ended_well=job.exit_code == 0)
-        return JobOutcome(job.command, cast("int", job.exit_code), job.wall_s, job.ended_s, pool, outside)
+        return JobOutcome(
+            job.command,
+            cast("int", job.exit_code),
+            job.wall_s,
+            job.ended_s,
+            pool,
+            self._outsiders.of(name, ended_well=job.exit_code == 0),
+            self._outsiders.loaded.get(name, ""),
+        )
 
     def _heard(self, signum: signal.Signals) -> None:
         """Begin to end the jobs; the second time, kill them."""
