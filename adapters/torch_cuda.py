@@ -137,8 +137,8 @@ _EXCEPTION_BYTES = 1024  # more than any version's c10::Error, whose size no sym
 SYMBOL = "zico_torch_raiser"
 _FIELD = "         0"  # a number in MiB, right-aligned
 _TEXT = (
-    f"CUDA out of memory. zico: needs {_FIELD} MiB more while holding {_FIELD} MiB, and the whole budget is {_FIELD} "
-    "MiB: raise --budget or use a smaller batch"
+    f"CUDA out of memory. zico: needs {_FIELD} MiB more while holding {_FIELD} MiB, and may hold {_FIELD} MiB: "
+    "raise --budget, or --limit where it has one, or use a smaller batch"
 )
 _LAST_DIGITS = tuple(i for i, character in enumerate(_TEXT) if character == "0")
 _MIB_SHIFT = 20
@@ -233,7 +233,7 @@ def _raise(raiser: Raiser) -> None:
 
 
 @callback(types.void(types.int64, types.int64, types.int64))
-def raise_out_of_memory(requested_bytes: int, held_bytes: int, budget_bytes: int) -> None:
+def raise_out_of_memory(requested_bytes: int, held_bytes: int, most_bytes: int) -> None:
     """Throw ``c10::OutOfMemoryError`` through the caller; the message has the three figures. Never returns.
 
     Threads that fail at once may mix up each other's figures.
@@ -241,7 +241,7 @@ def raise_out_of_memory(requested_bytes: int, held_bytes: int, budget_bytes: int
     raiser = record_at(_raiser_address(), RAISER)
     _write(raiser.text_bytes, _LAST_DIGITS[0], requested_bytes)
     _write(raiser.text_bytes, _LAST_DIGITS[1], held_bytes)
-    _write(raiser.text_bytes, _LAST_DIGITS[2], budget_bytes)
+    _write(raiser.text_bytes, _LAST_DIGITS[2], most_bytes)
     _raise(raiser)
 
 

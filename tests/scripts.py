@@ -119,9 +119,11 @@ class Script:
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, output, errors)
 
 
-def job(pool: Pool, name: str, *arguments: object, fresh: bool = False, save: SaveMode | None = None) -> Script:
+def job(
+    pool: Pool, name: str, *arguments: object, fresh: bool = False, save: SaveMode | None = None, limit_bytes: int = 0
+) -> Script:
     """Start a Python job in the pool as ``zico run`` does."""
-    environment = job_environment(clean_environment(), pool.socket, name, wish=Wish(save))
+    environment = job_environment(clean_environment(), pool.socket, name, wish=Wish(save, limit_bytes=limit_bytes))
     return Script([str(argument) for argument in arguments], environment, fresh=fresh)
 
 

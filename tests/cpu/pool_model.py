@@ -56,6 +56,10 @@ class ModelJob:
             return len(self.held)
         return self.within_limit(max(self.floor, self.expected() + self.extra))
 
+    def cap(self, budget: int) -> int:
+        """Return the most that it may hold."""
+        return min(budget, self.limit or budget)
+
     def within_limit(self, regions: int) -> int:
         """Return so many regions, or its limit, but no fewer than it holds."""
         return max(len(self.held), min(regions, self.limit) if self.limit else regions)

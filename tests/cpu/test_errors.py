@@ -46,8 +46,10 @@ def test_every_error_of_the_module_derives_from_one_base() -> None:
 def test_out_of_memory_names_the_need_the_budget_and_the_remedy() -> None:
     """The message has request, holding, budget and a budget that would do."""
     elsewhere = str(OutOfMemory(1 * MIB, 2 * MIB, 4 * MIB))
-    assert "raise --limit" in elsewhere
+    assert "other jobs keep it" in elsewhere
     assert "ZICO_SPILL_DIR" in elsewhere
+    limited = str(OutOfMemory(1 * MIB, 2 * MIB, 4 * MIB, 2 * MIB))
+    assert "its limit is 2 MiB: raise --limit to at least 3 MiB" in limited
     text = str(OutOfMemory(3 * MIB, 2 * MIB, 4 * MIB))
     for part in ("3 MiB more", "2 MiB", "4 MiB", "--budget to at least 5 MiB"):
         assert part in text

@@ -119,6 +119,25 @@ def test_more_than_the_budget_is_never_granted(pool: PoolTable) -> None:
         check_counters(pool)
 
 
+def test_a_limit_from_the_start_can_be_all_that_a_job_is_promised(pool: PoolTable) -> None:
+    """What exceeds it is refused; what a limit allowed once waits when the limit is lowered."""
+    pool.header["use_claims"] = 0
+    with joined(pool, 1) as (member,):
+        place = job_of(member)
+        pool.set_limit(place, 2)
+        pool.promise_no_more(place)
+        mine = grab(member, 2)
+        assert acquire(member, [NOBODY])[0] == NEVER
+        pool.set_limit(place, 4)
+        mine += grab(member, 2)
+        assert acquire(member, [NOBODY])[0] == NEVER
+        pool.set_limit(place, 1)
+        release(member, mine[1:])
+        assert [acquire(member, [NOBODY] * n)[0] for n in (3, 4)] == [WAIT, NEVER]
+        pool.set_limit(place, 0)
+        assert acquire(member, [NOBODY] * 9)[0] == GRANTED
+
+
 def test_while_the_budget_is_lowered_the_sum_only_falls(pool: PoolTable) -> None:
     """Invariant 1: with more granted than the new budget nothing is granted until enough has come back."""
     with joined(pool, 2) as (first, second):

@@ -35,17 +35,21 @@ class PoolMachine(ModelledPool):
     """Do anything that members, the broker and the device may do; the table must agree with the model."""
 
     @precondition(lambda self: len(self.jobs) < 4)
-    @rule()
+    @rule(limit=st.integers(0, 10), is_all=st.booleans())
     @when_possible
-    def join(self) -> None:
-        """A job gets the first empty place, with a clean record."""
+    def join(self, limit: int, is_all: bool) -> None:  # noqa: FBT001 - drawn
+        """A job gets the first empty place, with a clean record, and maybe a limit; that may be all it is promised."""
         member = self.stack.enter_context(join(self.pool))
         number = job_of(member)
         assert number == next(i for i in range(4) if i not in self.jobs)
         record = self.pool.jobs[number]
         for field in ("held", "peak_held", "iteration", "first_boundary_ns", "claim_floor", "persistent", "profiled"):
             assert record[field] == 0
-        self.jobs[number] = ModelJob(member, promised=self.budget)
+        self.pool.set_limit(number, limit)
+        job = self.jobs[number] = ModelJob(member, limit=limit, promised=self.budget)
+        if is_all:
+            self.pool.promise_no_more(number)
+            job.promised = job.cap(self.budget)
 
     @rule(data=st.data(), levels=st.lists(st.integers(0, 9), min_size=1, max_size=6), at=st.integers(0, 20))
     @when_possible
@@ -249,7 +253,7 @@ class PoolMachine(ModelledPool):
         self.budget = data.draw(st.integers(1, self.n))
         self.pool.set_budget(self.budget)
         for job in self.jobs.values():
-            job.promised = max(job.promised, self.budget)
+            job.promised = max(job.promised, job.cap(self.budget))
         self._settle()
 
     @rule()
@@ -282,6 +286,7 @@ class PoolMachine(ModelledPool):
         number, job = self._pick(data, *INSIDE)
         job.limit = data.draw(st.integers(0, self.n))
         self.pool.set_limit(number, job.limit)
+        job.promised = max(job.promised, job.cap(self.budget))
 
     @rule(seed=st.integers(0, 1 << 30))
     @when_possible

@@ -78,23 +78,33 @@ def test_the_end_is_clean(roomy: Pool, script: Path) -> None:
 # -- faults ----------------------------------------------------------------------------------------
 
 
-def test_a_job_that_does_not_fit_and_may_not_save_ends_with_its_need_and_the_other_goes_on() -> None:
-    """PyTorch raises its own error; stderr names need, budget and remedy; the neighbour's losses are as alone."""
+@pytest.mark.parametrize(
+    ("regions", "limit_bytes", "said"),
+    [
+        (16, 0, "the whole budget is 16 MiB: raise --budget to at least"),
+        (64, 16 * MIB, "its limit is 16 MiB: raise --limit to at least"),
+    ],
+)
+def test_a_job_that_does_not_fit_and_may_not_save_ends_with_its_need_and_the_other_goes_on(
+    regions: int, limit_bytes: int, said: str
+) -> None:
+    """PyTorch raises its own error; stderr names need, budget or limit, and remedy; the neighbour's losses stay."""
     with (
-        pool(regions=16, region_bytes=MIB) as made,
+        pool(regions=regions, region_bytes=MIB) as made,
         job(made, "other", JOB, "--mib", 0.5) as other,
-        job(made, "large", JOB, "--mib", 3, save="none") as large,
+        job(made, "large", JOB, "--mib", 3, save="none", limit_bytes=limit_bytes) as large,
     ):
         done = large.finish()
         assert done.returncode == 1
         assert "DefaultCPUAllocator: can't allocate memory" in done.stderr
         last = done.stderr.splitlines()[-1]
         assert last.startswith("zico: out of memory: needs ")
-        assert "the whole budget is 16 MiB: raise --budget to at least" in last
+        assert said in last
         assert losses(other) == losses_alone("--mib", 0.5)
         report = {entry.name: entry for entry in made.client.report().jobs}
         assert report["large"].oom is not None
         assert report["large"].oom.request_bytes + report["large"].oom.held_bytes > 16 * MIB
+        assert report["large"].spilled_bytes == 0
         assert report["other"].oom is None
 
 

@@ -39,27 +39,30 @@ class TraceError(ZicoError):
 
 
 class OutOfMemory(ZicoError):  # noqa: N818 - the field's name for it (torch.OutOfMemoryError)
-    """Report that a request can never be met inside the budget."""
+    """Report that a request can never be met inside the budget, or the job's own limit."""
 
-    def __init__(self, requested_bytes: int, held_bytes: int, budget_bytes: int) -> None:
-        """Keep the three quantities that decide, in bytes."""
-        super().__init__(requested_bytes, held_bytes, budget_bytes)
+    def __init__(self, requested_bytes: int, held_bytes: int, budget_bytes: int, limit_bytes: int = 0) -> None:
+        """Keep the quantities that decide, in bytes; a limit of 0 is none."""
+        super().__init__(requested_bytes, held_bytes, budget_bytes, limit_bytes)
         self.requested_bytes = requested_bytes
         self.held_bytes = held_bytes
         self.budget_bytes = budget_bytes
+        self.limit_bytes = limit_bytes
 
     def __str__(self) -> str:
-        """Name the request, what is held, the budget and what to do."""
+        """Name the request, what is held, the budget or limit, and what to do."""
         from zico.base.units import format_bytes
 
         needs = f"needs {format_bytes(self.requested_bytes)} more while holding {format_bytes(self.held_bytes)}, "
         budget, both_bytes = format_bytes(self.budget_bytes), self.requested_bytes + self.held_bytes
+        at_least = f"to at least {format_bytes(both_bytes)}, use a smaller batch, or try --save auto"
         if both_bytes > self.budget_bytes:
-            at_least = f"raise --budget to at least {format_bytes(both_bytes)}, use a smaller batch, or try --save auto"
-            return f"{needs}and the whole budget is {budget}: {at_least}"
+            return f"{needs}and the whole budget is {budget}: raise --budget {at_least}"
+        if 0 < self.limit_bytes < both_bytes:
+            return f"{needs}and its limit is {format_bytes(self.limit_bytes)}: raise --limit {at_least}"
         return (
-            f"{needs}its limit or other jobs keep it from the rest of the budget of {budget}, and the next tier has no "
-            "room: raise --limit or --budget or, on the host, free space on the disk of ZICO_SPILL_DIR"
+            f"{needs}other jobs keep it from the rest of the budget of {budget}, and the next tier has no "
+            "room: raise --budget or, on the host, free space on the disk of ZICO_SPILL_DIR"
         )
 
 

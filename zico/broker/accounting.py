@@ -513,6 +513,7 @@ def _saving(record: Any) -> Saving:  # noqa: ANN401 - a numpy record
         planner=_printable(record["planner"]),
         planner_note=_printable(record["planner_note"]),
         out_bytes=count_of(record["out_bytes"]),
+            limit_bytes=count_of(record["limit"], self._region_bytes),
         in_bytes=count_of(record["in_bytes"]),
         out_now_bytes=count_of(record["out_now_bytes"]),
         waited_s=count_of(record["copy_waited_ns"]) * _NS,

@@ -34,7 +34,7 @@ from zico.broker.throughput import Service
 from zico.broker.trials import Trials
 from zico.broker.views import Record, late_ranks, mask_of, staying_holders
 from zico.device.api import close_descriptors
-from zico.pool.layout import Auto, JobState, Paused
+from zico.pool.layout import Auto, JobState, Paused, SaveMode
 from zico.scheduler.state import Decision, Policy, PoolView, Start
 
 if TYPE_CHECKING:
@@ -384,6 +384,8 @@ class PoolManager:
             share=hello.share,
             run=hello.run,
         )
+        if record["save"] == SaveMode.NONE:
+            self._table.promise_no_more(job)
         try:
             self._note_down()
         except BrokerError:

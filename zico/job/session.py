@@ -250,7 +250,8 @@ class Session:
         region_bytes = self.pool.region_bytes
         held_bytes = int(record["oom_held"]) * region_bytes
         budget_bytes = int(self.pool.header["budget_regions"]) * region_bytes
-        return OutOfMemory(int(record["oom_request_bytes"]), held_bytes, budget_bytes)
+        limit_bytes = int(record["limit"]) * region_bytes
+        return OutOfMemory(int(record["oom_request_bytes"]), held_bytes, budget_bytes, limit_bytes)
 
     def explain_failure(self) -> str | None:
         """Return why this job ran out of memory, if it did."""

@@ -183,7 +183,7 @@ class Job(Record):
     claim_peak: I8  # most regions any recent iteration held
     claim_floor: I8  # the least claim, from admission until the job has woken; else 0
     limit: I8  # regions that it may hold by a limit of its own, 0: none
-    promised: I8  # the largest budget since it joined: what needs more is refused, what needs less waits
+    promised: I8  # the most that it could have held since it joined: what needs more is refused, less waits
     claim_extra: I8  # regions by which this iteration has exceeded its profile
     outgrown: I8  # 1: the iteration is longer and holds more than any that the profile knows
     ahead_cap: I8  # regions by which it may run ahead of its device (zico.pool.fences), 0: not tuned yet

@@ -305,8 +305,8 @@ def acquire(pool: Member, wanted: Array, n: int, slot: int) -> int:
     Returns:
         ``GRANTED``; ``BEHIND``: granted, but the stream must wait before it touches them, for each
         of the ``n_waits`` pairs in the member record; ``WAIT``: ask again when the table has
-        changed; ``NEVER``: the job would hold more than any budget since it joined; ``GONE``: the
-        job has left and gets nothing more.
+        changed; ``NEVER``: the job would hold more than it could have held at any time since it
+        joined; ``GONE``: the job has left and gets nothing more.
     """
     me = job_at(pool, pool.job)
     lock(pool)
@@ -560,7 +560,7 @@ def set_budget(pool: Member, regions: int) -> None:
     header.budget_regions = regions
     for j in range(header.places):
         job = job_at(pool, j)
-        job.promised = max(job.promised, regions)
+        job.promised = max(job.promised, cap_of(pool, job))
     wake, notify = note_change(header)
     unlock(pool)
     tell(pool, wake, notify)
@@ -571,7 +571,9 @@ def set_limit(pool: Member, job: int, regions: int) -> None:
     """Let a job hold so many regions from now on, 0: as many as the budget has."""
     keep_out_of_line()
     lock(pool)
-    job_at(pool, job).limit = regions
+    record = job_at(pool, job)
+    record.limit = regions
+    record.promised = max(record.promised, cap_of(pool, record))
     wake, notify = note_change(header_of(pool))
     unlock(pool)
     tell(pool, wake, notify)

@@ -382,6 +382,12 @@ class PoolTable:
         """Let a job hold so many regions from now on, 0: as many as the budget has."""
         budgets.set_limit(self.member[0], job, regions)
 
+    def promise_no_more(self, job: int) -> None:
+        """Let a job that has just joined be refused what exceeds its limit, as what exceeds the budget."""
+        record = self.jobs[job]
+        if record["limit"]:
+            record["promised"] = min(int(record["promised"]), int(record["limit"]))
+
     def reap(self, job: int) -> int:
         """Take back all regions of a job whose process has died; returns how many."""
         return int(deaths.reap(self.member[0], job))

@@ -124,10 +124,10 @@ def _where(report: RunReport, job: JobFigures) -> str:
 
 
 def out_of_memory_line(job: JobFigures, budget_bytes: int) -> str:
-    """Return a job's peak, its last refused request, the budget and what to do, as one sentence."""
+    """Return a job's peak, its last refused request, the budget or limit and what to do, as one sentence."""
     if job.oom is None:
         return ""
-    advice = OutOfMemory(job.oom.request_bytes, job.oom.held_bytes, budget_bytes)
+    advice = OutOfMemory(job.oom.request_bytes, job.oom.held_bytes, budget_bytes, job.oom.limit_bytes)
     return f"its peak was {format_bytes(job.peak_bytes)}; it {advice}"
 
 

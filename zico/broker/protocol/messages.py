@@ -300,6 +300,7 @@ class RefusedRequest(msgspec.Struct, frozen=True):
 
     request_bytes: Count
     held_bytes: Count
+    limit_bytes: Count = 0
 
 
 class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from zico.pool.layout import cap_of, header_of
 class Others(Record, align=False):
     """Functions of others that these hooks call."""
 
-    out_of_memory: I8  # called with requested, held and budget in bytes; may raise; 0: nobody wants to know
+    out_of_memory: I8  # called with requested, held and most that may be held, in bytes; may raise; 0: nobody listens
     device: I8  # the pool's, as this process numbers devices
     refuse: I8  # called with a Refusal; may raise; 0: nobody looks at devices, nobody captures
     free_async: I8  # the driver's own functions, 0 if not known
@@ -109,8 +109,8 @@ def allocate(size_bytes: int, device: int, stream: int) -> int:
     if address == 0 and size_bytes > 0 and others.out_of_memory != 0:
         heap = record_at(_heap_address(), HEAP)
         held_bytes = job_of(heap).held << heap.pool_shift
-        budget_bytes = header_of(pool_of(heap)).budget_regions << heap.pool_shift
-        call(others.out_of_memory, (size_bytes, held_bytes, budget_bytes))
+        most_bytes = cap_of(pool_of(heap), job_of(heap)) << heap.pool_shift
+        call(others.out_of_memory, (size_bytes, held_bytes, most_bytes))
     return address
 
 
