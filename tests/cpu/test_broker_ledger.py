@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -66,9 +67,16 @@ def set_fields(record: Any, **values: object) -> None:  # noqa: ANN401 - a numpy
         record[name] = value
 
 
-def new_ledger() -> Ledger:
+def new_ledger(*, is_recorded: bool = True) -> Ledger:
     """Return a ledger without members."""
-    return Ledger(policy="zico", device="host", region_bytes=MIB, budget_bytes=16 * MIB, began_ns=BEGAN_NS)
+    return Ledger(
+        policy="zico",
+        device="host",
+        region_bytes=MIB,
+        budget_bytes=16 * MIB,
+        began_ns=BEGAN_NS,
+        is_recorded=is_recorded,
+    )
 
 
 def join(ledger: Ledger, job: int, name: str) -> Member:
@@ -264,9 +272,10 @@ def test_a_job_says_whose_plan_it_follows_and_why() -> None:
         assert saving.planner_note == "chen found ?[31mno? plan"
 
 
-def test_a_report_names_the_latest_jobs_and_counts_the_rest() -> None:
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_report_names_the_latest_jobs_and_counts_the_rest(is_recorded: bool) -> None:  # noqa: FBT001 - a parameter
     """However many jobs there were, the answer fits into a frame."""
-    ledger = new_ledger()
+    ledger = new_ledger(is_recorded=is_recorded)
     for number in range(m.MAX_REPORTED_JOBS + 5):
         ledger.depart(join(ledger, 0, f"job {number}"), BEGAN_NS)
     report = ledger.report(BEGAN_NS)
@@ -284,6 +293,34 @@ def test_a_report_names_the_latest_processes_outside_once_each() -> None:
     assert [one.pid for one in report.outside] == [3, 4, *range(6, m.MAX_OUTSIDERS + 3), 5]
     assert report.outside[-1].reason == "again"
     assert FrameReader().feed(encode_frame(report)) == [report]
+
+
+def test_a_broker_without_a_record_does_not_grow_with_the_jobs_that_have_left() -> None:
+    """Three hundred joins, iterations and waits take no more memory than a hundred, and all jobs are counted."""
+    ledger = new_ledger(is_recorded=False)
+    header, jobs = empty_table()
+    stays = join(ledger, 1, "stays")
+    taken = []
+    tracemalloc.start()
+    for number in range(300):
+        member = join(ledger, 0, f"job {number}")
+        launcher = join(ledger, 2, "launcher")
+        set_fields(jobs[2], aside=1)
+        for look in range(3):
+            now_ns = BEGAN_NS + (10 * number + look) * S
+            set_fields(jobs[0], iteration=look, last_boundary_ns=now_ns, boundary_since_ns=now_ns * (look % 2))
+            set_fields(jobs[1], iteration=3 * number + look, last_boundary_ns=now_ns)
+            ledger.observe(header, jobs.copy(), 0, now_ns)
+        ledger.depart(launcher, now_ns)
+        ledger.depart(member, now_ns)
+        taken.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert taken[-1] < taken[100] + 16 * 1024
+    report = ledger.report(now_ns)
+    names = [job.name for job in report.jobs]
+    assert (len(names), report.jobs_left_out, names[0], names[-1]) == (m.MAX_REPORTED_JOBS, 237, "job 236", "job 299")
+    assert ledger.members == (stays,)
+    assert ledger.status(now_ns).jobs[0].iterations == 899
 
 
 def test_figures_of_a_job_that_died_half_way_are_still_a_report() -> None:
@@ -453,6 +490,15 @@ def test_a_wait_that_is_over_before_the_next_look_is_known_for_whom_it_was(tmp_p
         manager.write_record(now_ns)
     record = read_record(tmp_path / "record.npz")
     assert (record.wait_job.tolist(), record.blockers()) == ([1], [(0,)])
+
+
+@pytest.mark.parametrize(("save", "promised"), [("none", 2), ("swap", 4), ("page", 4), ("auto", 4)])
+def test_who_does_not_save_is_promised_its_limit(save: m.SaveMode, promised: int) -> None:
+    """What exceeds it is refused, as what exceeds the budget; whoever saves goes on with less."""
+    hello = m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=7, framework="torch", save=save, limit_bytes=2 * MIB)
+    with PoolTable.create(budget_bytes=4 * MIB, region_bytes=MIB, use_claims=False, self_admit=False) as table:
+        member = PoolManager(table, [], policy_named("serial")).join(hello, pid=7, pidfd=None)
+        assert (int(table.jobs[member.job]["limit"]), int(table.jobs[member.job]["promised"])) == (2, promised)
 
 
 def test_a_choice_on_trial_is_looked_at_though_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:

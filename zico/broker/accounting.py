@@ -26,8 +26,9 @@ joined, b ends of iterations, m waits and q pairs of a wait and a job that it wa
 
 Known limitations: an iteration or a wait shorter than the time between two looks at the table (20
 ms, less when jobs reach boundaries that the broker must decide on) may be missing here; the figures
-of ``report`` miss none. Memory grows by some 20 bytes per iteration and wait and by 150 KB per job
-ever seen.
+of ``report`` miss none. For a record memory grows by some 20 bytes per iteration and wait and by
+150 KB per job ever seen. Without one it does not grow: of jobs that have left, only the latest are
+kept that a report has.
 """
 
 from __future__ import annotations
@@ -189,14 +190,27 @@ _NS = 1e-9
 class Ledger:
     """The members of one pool and its history."""
 
-    def __init__(self, *, policy: str, device: str, region_bytes: int, budget_bytes: int, began_ns: int) -> None:
-        """Begin with no member at ``began_ns`` of the monotonic clock."""
+    def __init__(
+        self,
+        *,
+        policy: str,
+        device: str,
+        region_bytes: int,
+        budget_bytes: int,
+        began_ns: int,
+        is_recorded: bool = True,
+    ) -> None:
+        """Begin with no member at ``began_ns`` of the monotonic clock; only if ``is_recorded`` there are ``arrays``."""
         self._policy = policy
         self._device = device
         self._region_bytes = region_bytes
         self._budgets = [(began_ns, budget_bytes)]
         self._began_ns = began_ns
+        self._is_recorded = is_recorded
         self._ever: list[Member] = []
+        self._n_ever = 0
+        self._forgotten = 0
+        """Jobs that have left and are not in ``_ever`` any more."""
         self._present: dict[int, Member] = {}
         self._history = History()
         self._marks = Marks()
@@ -235,7 +249,7 @@ class Ledger:
         ``record`` is the job's record in the table where it had joined before the ledger began.
         """
         member = Member(
-            index=len(self._ever),
+            index=self._n_ever,
             job=job,
             pid=pid,
             name=name,
@@ -247,6 +261,7 @@ class Ledger:
             run=run,
         )
         self._ever.append(member)
+        self._n_ever += 1
         self._present[job] = member
         return member
 
@@ -255,6 +270,16 @@ class Ledger:
         del self._present[member.job]
         member.record = member.record.copy()  # so that the whole snapshot it lies in need not stay
         self._marks.close(member, now_ns)
+        if not self._is_recorded:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        """Keep of the jobs that have left only as many as a report has."""
+        gone = [one for one in self._ever if self._present.get(one.job) is not one]
+        jobs = [one for one in gone if not one.record["aside"]]
+        kept = {one.index for one in [*self._present.values(), *jobs[-MAX_REPORTED_JOBS:]]}
+        self._forgotten += len(jobs[:-MAX_REPORTED_JOBS])
+        self._ever = [one for one in self._ever if one.index in kept]
 
     # -- what is seen ------------------------------------------------------------------------------
 
@@ -274,7 +299,10 @@ class Ledger:
             self.note_blockers(member, int(after["waits_for"]))
             held[member.index] = int(after["held"])
             out[member.index] = -(-count_of(after["out_now_bytes"]) // self._region_bytes)
-        self._history.add(now_ns, physical_bytes, held, out)
+        if self._is_recorded:
+            self._history.add(now_ns, physical_bytes, held, out)
+        else:
+            self._marks = Marks()
         budget_bytes = int(header["budget_regions"]) * self._region_bytes
         if budget_bytes != self._budgets[-1][1]:
             self._budgets.append((now_ns, budget_bytes))
@@ -354,7 +382,7 @@ class Ledger:
         """Return the latest jobs, and how many were there before them."""
         those = [member for member in self._ever if not member.record["aside"]]  # a launcher is no job
         latest = those[-MAX_REPORTED_JOBS:]
-        return latest, len(those) - len(latest)
+        return latest, self._forgotten + len(those) - len(latest)
 
     def arrays(self, now_ns: int) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays of the record file, as this module's docstring lists them."""
@@ -483,6 +511,7 @@ class Ledger:
         return RefusedRequest(
             request_bytes=count_of(record["oom_request_bytes"]),
             held_bytes=count_of(record["oom_held"], self._region_bytes),
+            limit_bytes=count_of(record["limit"], self._region_bytes),
         )
 
 
@@ -513,7 +542,6 @@ def _saving(record: Any) -> Saving:  # noqa: ANN401 - a numpy record
         planner=_printable(record["planner"]),
         planner_note=_printable(record["planner_note"]),
         out_bytes=count_of(record["out_bytes"]),
-            limit_bytes=count_of(record["limit"], self._region_bytes),
         in_bytes=count_of(record["in_bytes"]),
         out_now_bytes=count_of(record["out_now_bytes"]),
         waited_s=count_of(record["copy_waited_ns"]) * _NS,

@@ -320,6 +320,7 @@ class PoolManager:
             budget_bytes=self._regions_bytes(header["budget_regions"]),
             began_ns=time.monotonic_ns(),
             device=device.name,
+            is_recorded=record_path is not None,
         )
         self._look_ns = 0
         """When to look again."""
