@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from zico.base.errors import ConfigError
@@ -100,6 +101,29 @@ def test_without_a_limit_the_machines_memory_counts(tmp_path: Path) -> None:
     """No control group, or one with "max", leaves what the kernel says of the machine."""
     memory = host_memory(tmp_path, tmp_path / "missing")
     assert 0 < memory.available_bytes <= memory.total_bytes
+
+
+def test_what_other_pools_may_yet_take_is_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budgets that brokers of all users show count, less the shared memory that there is; a tenth is left."""
+    machine = psutil.virtual_memory()._replace(available=100 << 30, shared=3 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+
+    def promised_gib() -> float:
+        return host_memory(tmp_path, tmp_path / "missing", tmp_path).promised_bytes / (1 << 30)
+
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/comm").write_bytes(b"\xffpython\n")
+    assert promised_gib() == 0
+    for pid, budget_gib in enumerate((2, 9, 200), 2):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(f"zico {budget_gib << 10}MiB\n")
+    assert promised_gib() == 90
+    (tmp_path / "4/comm").write_text("zico\n")
+    assert promised_gib() == 8
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group/memory.max").write_text(str(5 << 30))
+    (tmp_path / "self").write_text("0::/group\n")
+    assert host_memory(tmp_path, tmp_path / "self", tmp_path).promised_bytes == 0, "the group's own limit is lower"
 
 
 def test_a_run_directory_is_private_short_and_gone_afterwards(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import types
@@ -117,6 +118,15 @@ def test_the_default_budget_is_80_percent_of_what_is_available() -> None:
     budget = resolved().budget_bytes
     assert budget.value == 8 * GIB
     assert budget.origin == "default: 80 % of the 10 GiB available"
+
+
+def test_the_default_budget_leaves_alone_what_other_pools_may_yet_take() -> None:
+    """It is 80 % of the rest, and says so; a share that is given is of the whole device all the same."""
+    memory = dataclasses.replace(MEMORY, promised_bytes=5 * GIB)
+    budget, share = (resolve(given(said), memory, POLICIES).budget_bytes for said in ({}, {"budget": "50%"}))
+    assert budget.value == 4 * GIB
+    assert budget.origin == "default: 80 % of the 5 GiB that other pools leave of 10 GiB available"
+    assert share.value == MEMORY.total_bytes // 2
 
 
 def test_percent_and_none_are_of_the_whole_device() -> None:

@@ -128,6 +128,8 @@ class DeviceMemory:
     """Who holds what is not available, as far as that is known."""
     identity: str = ""
     """What names the device where this process sees several of its kind, else empty."""
+    promised_bytes: int = 0
+    """Of what is available: what pools of this machine, of any user, may yet take."""
 
 
 Given = Mapping[str, Setting[str]]
@@ -431,9 +433,12 @@ def _budget(chosen: Setting[str], region_bytes: int, memory: DeviceMemory, reser
 
     if chosen.value:
         return parsed(chosen, parse)
-    share_bytes = memory.available_bytes * DEFAULT_AVAILABLE_PERCENT // 100
-    left_bytes = _left(memory.available_bytes, region_bytes, reserved_bytes)
-    available = format_bytes(memory.available_bytes)
+    free_bytes = memory.available_bytes - memory.promised_bytes
+    share_bytes = free_bytes * DEFAULT_AVAILABLE_PERCENT // 100
+    left_bytes = _left(free_bytes, region_bytes, reserved_bytes)
+    available = format_bytes(free_bytes)
+    if memory.promised_bytes:
+        available += f" that other pools leave of {format_bytes(memory.available_bytes)}"
     if share_bytes <= left_bytes:
         origin = f"default: {DEFAULT_AVAILABLE_PERCENT} % of the {available} available"
         return parsed(Setting(f"{share_bytes}B", origin), parse)

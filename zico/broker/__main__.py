@@ -26,6 +26,7 @@ from zico.base.warming import BROKERS, called, compile_all, load, missing
 from zico.broker.devices import Device, facts_of, open_device
 from zico.broker.handover import NoteKeeper, check_previous, take_over
 from zico.broker.lingering import Contexts, daemon_at
+from zico.broker.notes import show_budget
 from zico.broker.outside import Outside
 from zico.broker.pool_manager import PoolManager
 from zico.broker.protocol.messages import as_text
@@ -110,6 +111,8 @@ def serve(options: argparse.Namespace) -> None:
         manager = PoolManager(
             table, memory_fds, policy, device=device, outside=outside, record_path=options.record, note=note
         )
+        if device.kind == HOST:
+            manager.show_budget_by(show_budget)
         contexts = None if device.kind == HOST else Contexts(device.identity, options.mps_pipes)
         manager.about = {
             "parameters": as_text(options.policy.partition(":")[2]),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
@@ -91,6 +93,32 @@ class Process(msgspec.Struct, frozen=True):
 
 NOT_SEEN = Process(0, 0)
 """A process of another pid namespace that has no number in the broker's."""
+
+
+# -- what other users may know ---------------------------------------------------------------------
+
+PROC = Path("/proc")
+_MOST_MIB = 10**7 - 1  # the kernel keeps 15 characters (proc_pid_comm(5))
+_SHOWN = re.compile(r"zico ([0-9]+)MiB\n")
+
+
+def show_budget(budget_bytes: int) -> None:
+    """Name this process by the budget of its pool on the host, which every user can read."""
+    with contextlib.suppress(OSError):  # only what others take by default depends on it
+        (PROC / "self/comm").write_text(f"zico {min(budget_bytes >> 20, _MOST_MIB)}MiB")
+
+
+def shown_budgets_bytes(proc: Path = PROC) -> int:
+    """Return the sum of the budgets of all brokers of this machine's memory that the kernel lets us see."""
+    shown = 0
+    for path in proc.glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            found = _SHOWN.fullmatch(path.read_text())
+            shown += int(found[1]) << 20 if found else 0
+    return shown
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 class Head(msgspec.Struct):

@@ -38,7 +38,7 @@ from zico.pool.layout import Auto, JobState, Paused, SaveMode
 from zico.scheduler.state import Decision, Policy, PoolView, Start
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from zico.broker.devices import Device
     from zico.broker.handover import Note, NoteKeeper
@@ -322,6 +322,7 @@ class PoolManager:
             device=device.name,
             is_recorded=record_path is not None,
         )
+        self._show_budget: Callable[[int], None] | None = None
         self._look_ns = 0
         """When to look again."""
         self._evaluated_ns = 0
@@ -331,6 +332,15 @@ class PoolManager:
         self._spare_look_ns = 0
         self._empty_ns = 0
         """When to give pages back, or to look for some."""
+
+    def show_budget_by(self, show_budget: Callable[[int], None]) -> None:
+        """Tell a function the budget in bytes, now and whenever it has been changed."""
+        self._show_budget = show_budget
+        self._show()
+
+    def _show(self) -> None:
+        if self._show_budget is not None:
+            self._show_budget(self._regions_bytes(self._table.header["budget_regions"]))
 
     def _regions_bytes(self, regions: int) -> int:
         return int(regions) * self._region_bytes
@@ -373,6 +383,8 @@ class PoolManager:
         record["save"] = MODES.index(served_on(self._device.kind, hello.save, hello.framework))
         record["auto"] = hello.save == "auto" and hello.limit_bytes == 0
         self._table.set_limit(job, min(-(-hello.limit_bytes // self._region_bytes), self._n_regions))
+        if record["save"] == SaveMode.NONE:
+            self._table.promise_no_more(job)
         _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)
         self._evaluate_soon()
         member = self._ledger.join(
@@ -385,8 +397,6 @@ class PoolManager:
             share=hello.share,
             run=hello.run,
         )
-        if record["save"] == SaveMode.NONE:
-            self._table.promise_no_more(job)
         try:
             self._note_down()
         except BrokerError:
@@ -544,6 +554,7 @@ class PoolManager:
         refused = refusal(wanted, self._table.header, self._table.jobs, self.members)
         if not refused:
             carry_out(wanted, self._table, self.members)
+            self._show()
             try:
                 self._note_down()
             except BrokerError as error:

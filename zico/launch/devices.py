@@ -10,6 +10,7 @@ import psutil
 from zico.base.errors import ConfigError, DriverError
 from zico.base.settings import HOST, DeviceMemory, kind_of
 from zico.broker.devices import facts_of
+from zico.broker.notes import PROC, shown_budgets_bytes
 from zico.broker.outside import use_now
 
 if TYPE_CHECKING:
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------
 # How much memory the host device has: the machine's, or the control group's limit where that is
 # lower.
+#
+# Of what is available, pools of others may yet take what their budgets promise. Every user can read
+# the budgets, but not what a pool has taken. That is shared memory, which the kernel counts for the
+# machine as a whole. Where other programs have some, too, pools seem to have taken more than they
+# have.
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUP_OF_SELF = Path("/proc/self/cgroup")
@@ -29,12 +35,18 @@ _CGROUP_FILES = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
+LEAST_LEFT = 10
+"""A tenth of what is available is taken to be left, whatever others promise: promises are seldom kept in full."""
 
 
-def host_memory(cgroup_root: Path = CGROUP_ROOT, cgroup_of_self: Path = CGROUP_OF_SELF) -> DeviceMemory:
+def host_memory(
+    cgroup_root: Path = CGROUP_ROOT, cgroup_of_self: Path = CGROUP_OF_SELF, proc: Path = PROC
+) -> DeviceMemory:
     """Return the host's memory in bytes, lowered to the tightest control group this process is in."""
     machine = psutil.virtual_memory()
     total_bytes, available_bytes = machine.total, machine.available
+    promised_bytes = max(0, shown_budgets_bytes(proc) - machine.shared)
+    left_bytes = max(available_bytes - promised_bytes, available_bytes // LEAST_LEFT)
     for directory in _cgroup_directories(cgroup_root, cgroup_of_self):
         for limit_file, use_file in _CGROUP_FILES:
             limit_bytes = _read_bytes(directory / limit_file)
@@ -43,7 +55,7 @@ def host_memory(cgroup_root: Path = CGROUP_ROOT, cgroup_of_self: Path = CGROUP_O
             used_bytes = _read_bytes(directory / use_file) or 0
             total_bytes = min(total_bytes, limit_bytes)
             available_bytes = min(available_bytes, max(0, limit_bytes - used_bytes))
-    return DeviceMemory(total_bytes, available_bytes)
+    return DeviceMemory(total_bytes, available_bytes, promised_bytes=max(0, available_bytes - left_bytes))
 
 
 def _cgroup_directories(root: Path, of_self: Path) -> Iterator[Path]:
@@ -88,7 +100,11 @@ def memory_of(device: Setting[str], shared_by: int = 1) -> DeviceMemory:
     """
     if kind_of(device.value) == HOST:
         machine = host_memory()
-        return DeviceMemory(machine.total_bytes // shared_by, machine.available_bytes // shared_by)
+        return DeviceMemory(
+            machine.total_bytes // shared_by,
+            machine.available_bytes // shared_by,
+            promised_bytes=machine.promised_bytes // shared_by,
+        )
     try:
         facts = facts_of(device.value)
         use = use_now(facts)
