@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty_tier import FaultyTier
 from harness import until
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -63,13 +65,32 @@ def test_what_does_not_fit_comes_back(flags: int) -> None:
         assert window.page_table["evicted"] >= BLOCKS - FRAMES
 
 
-def test_a_file_serves_as_well() -> None:
-    """Where the tier is a file, every word comes back, too."""
+def test_a_file_serves_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the tier is a file, every word comes back, too, also when the file's directory is removed meanwhile."""
+    directory = tmp_path / "tier"
+    directory.mkdir()
+    monkeypatch.setenv("ZICO_SPILL_DIR", str(directory))
     with PagedWindow(FRAMES, tiers=[TierWish("file", 2 * BLOCKS * BLOCK_BYTES)]) as window:
         for block in range(BLOCKS):
             window.blocks[block] = block
+            if block == BLOCKS // 2:
+                directory.rmdir()
         for block in range(BLOCKS):
             assert (window.blocks[block] == block).all()
+
+
+def test_a_disk_that_takes_nothing_any_more_costs_no_contents() -> None:
+    """Where every second write to the file is an error, the next tier takes the block, and every word comes back."""
+    size_bytes = 2 * BLOCKS * BLOCK_BYTES
+    with PagedWindow(FRAMES, tiers=[TierWish("file", size_bytes), TierWish("memory", size_bytes)]) as window:
+        assert window.pager is not None
+        FaultyTier(window.pager.tiers, 0).on("pwrite", lambda n, asked: -errno.EIO if n % 2 else asked)
+        for turn in range(2):
+            for block in range(BLOCKS):
+                window.blocks[block] = 1000 * turn + block
+            for block in range(BLOCKS):
+                assert (window.blocks[block] == 1000 * turn + block).all()
+        assert all(use.used_bytes for use in window.tiers.usage())
 
 
 @pytest.mark.parametrize(("field", "number"), [("block_shift", 2**62), ("block_shift", -1), ("n_blocks", 2**63 - 1)])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from faulty_tier import FaultyTier
 
 from zico.base.errors import ConfigError
 from zico.offload import destinations
@@ -18,50 +19,12 @@ from zico.offload.tier_layout import FAILED, FULL, TIER_MASK
 from zico.offload.tiers import TierStack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 BLOCK = 8192
 SIZE = 3 * BLOCK + 77
-_LONG = ctypes.c_long
 _libc = ctypes.CDLL(None, use_errno=True)
-CALLS = {
-    "pwrite": ctypes.CFUNCTYPE(_LONG, _LONG, _LONG, _LONG, _LONG),
-    "pread": ctypes.CFUNCTYPE(_LONG, _LONG, _LONG, _LONG, _LONG),
-    "fallocate": ctypes.CFUNCTYPE(_LONG, _LONG, _LONG, _LONG, _LONG),
-}
-
-_kept: list[Any] = []
-"""Functions that compiled code calls by address: ctypes frees what nothing refers to, and a cycle at any collection."""
-
-
-class FaultyTier:
-    """A file tier below whose calls somebody sits: each may be cut short or fail."""
-
-    def __init__(self, stack: TierStack, tier: int) -> None:
-        """Take the real functions' places."""
-        self.store = stack.record["tiers"][0][tier]
-        self.errno = ctypes.c_int(0)
-        self._put("errno_location", ctypes.CFUNCTYPE(_LONG)(lambda: ctypes.addressof(self.errno)))
-
-    def _put(self, name: str, function: Any) -> None:  # noqa: ANN401 - a ctypes function of any prototype
-        _kept.append(function)
-        self.store[name] = ctypes.cast(function, ctypes.c_void_p).value
-
-    def on(self, name: str, answer: Callable[[int, int], int]) -> None:
-        """Let ``answer(n-th call, bytes asked)`` decide: bytes that are really moved, or a negative errno."""
-        real = CALLS[name](int(self.store[name]))
-        count = [0]
-
-        def fake(descriptor: int, first: int, second: int, offset: int) -> int:
-            count[0] += 1
-            allowed = answer(count[0], second)
-            if allowed < 0:
-                self.errno.value = -allowed
-                return -1
-            return int(real(descriptor, first, allowed, offset))
-
-        self._put(name, CALLS[name](fake))
 
 
 @pytest.fixture
