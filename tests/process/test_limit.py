@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -216,14 +217,16 @@ def test_the_command_refuses_in_a_sentence(
 
 
 def test_the_command_changes_what_the_status_shows(shared_pool: Pool, capsys: pytest.CaptureFixture[str]) -> None:
-    """A share is one of the first budget, whatever the present one; ``none`` is all that there is."""
+    """A share is one of the first budget, whatever the present one; ``none`` is all that there is. All users see it."""
     socket = ("--socket", str(shared_pool.socket))
-    budgets = []
+    budgets, shown = [], []
     for size in ("50%", "50%", "none", "16"):
         text = f"{16 * shared_pool.region_bytes}B" if size == "16" else size
         assert main(["limit", *socket, text]) == 0
         budgets.append(shared_pool.client.status().budget_bytes // shared_pool.region_bytes)
+        shown.append(Path(f"/proc/{shared_pool.pid}/comm").read_text())
         assert main(["status", *socket]) == 0
+    assert shown == ["zico 2MiB\n", "zico 2MiB\n", "zico 6MiB\n", "zico 4MiB\n"]
     assert budgets == [8, 8, 24, 16]
     assert "can be raised to 6 MiB" in capsys.readouterr().out
 

@@ -10,14 +10,11 @@ import contextlib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from zico.base.processes import started_at
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Kind = TypeVar("Kind")
 MOST_PID = 1 << 22
