@@ -15,7 +15,7 @@ from rich.table import Table
 from zico.base.errors import CommandError, ConfigError, ProblemError
 from zico.base.settings import DEFAULT_POLICY, DEFAULT_REGION_BYTES, HOST, cuda_region_bytes
 from zico.base.units import MIB, format_bytes, parse_size
-from zico.cli.options import errors_end_with
+from zico.cli.options import errors_end_with, whole_option
 from zico.cli.trace import format_seconds
 from zico.report.console import TextConsole
 from zico.scheduler.policies import POLICIES, policy_named
@@ -85,9 +85,10 @@ class Report:
     help=f"What jobs that would wait may do instead: {', '.join(SAVES)}. Needs traces with operations.",
 )
 @click.option("--device-model", metavar="NAME", default="", help="The device; it says how fast memory moves.")
+@whole_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @errors_end_with(FAILED)
-def fit(
+def fit(  # noqa: PLR0913 - one parameter per option
     *,
     files: tuple[Path, ...],
     budget: str,
@@ -95,6 +96,7 @@ def fit(
     policy: str,
     save: str,
     device_model: str,
+    whole: bool,
     as_json: bool,
 ) -> int:
     """Tell whether jobs fit together into a budget, and how much slower each will be.
@@ -108,7 +110,7 @@ def fit(
     from zico.trace.files import read_trace
 
     budget_bytes = _size("--budget", budget)
-    trace_of = {file: read_trace(file) for file in dict.fromkeys(files)}
+    trace_of = {file: read_trace(file, whole=whole) for file in dict.fromkeys(files)}
     region_bytes = _region(region, budget_bytes, [trace.origin.device for trace in trace_of.values()])
     budget_regions = budget_bytes // region_bytes
     if budget_regions * region_bytes != budget_bytes:

@@ -314,6 +314,9 @@ def share_text(share: Share) -> str:
 # A command that knows whether ``--`` was given: click alone cannot tell its arguments from those
 # before it.
 
+whole_option = click.option(
+    "--whole", is_flag=True, help="Take a trace as one iteration, such as a snapshot of one or two steps."
+)
 STDOUT = Path("-")
 """What options that name a file take for standard output."""
 AFTER_DASHES = "zico.after_dashes"

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from zico.base.errors import CommandError, ConfigError
 from zico.base.units import format_bytes, parse_size
-from zico.cli.options import errors_end_with
+from zico.cli.options import errors_end_with, whole_option
 from zico.cli.plan_function import is_function, plan_function
 from zico.cli.plan_save import SaveAsked, Work, plan_saving, save_options, write_json
 from zico.report.console import TextConsole
@@ -66,6 +66,7 @@ class Report:
     help="Time for each planner (default: a fixed amount of work, about 10 s; 60 s with --save).",
 )
 @click.option("--iteration", type=int, metavar="N", help="The iteration of a trace (default: a typical one).")
+@whole_option
 @click.option("--json", "json_path", type=_FILE, metavar="FILE", help="Write the figures to FILE as JSON; - is stdout.")
 @click.option(
     "-o",
@@ -91,6 +92,7 @@ def plan(  # noqa: PLR0913 - one parameter per option
     capacity: str | None,
     deadline: float | None,
     iteration: int | None,
+    whole: bool,
     json_path: Path | None,
     plan_path: Path | None,
     picture: Path | None,
@@ -104,14 +106,16 @@ def plan(  # noqa: PLR0913 - one parameter per option
     from zico.planning.packing.compare import ask
 
     asked = SaveAsked(**save_asked)
-    work = Work(file, planner, compare, deadline, iteration, json_path, plan_path, picture)
+    work = Work(file, planner, compare, deadline, iteration, whole, json_path, plan_path, picture)
     if asked.save is not None or is_function(file):
         if region or capacity:
             raise ConfigError("--region and --capacity plan addresses of a trace: leave out --save, or leave them out")
         return (plan_function if is_function(file) else plan_saving)(asked, work, _write_file)
     asked.refuse_alone()
     region_bytes = _size("--region", region)
-    problem = dataclasses.replace(_read(file, iteration), capacity_bytes=_size("--capacity", capacity)).compact()
+    problem = dataclasses.replace(
+        _read(file, iteration, whole=whole), capacity_bytes=_size("--capacity", capacity)
+    ).compact()
     rows: list[Row] = []
     best: tuple[Row, Plan] | None = None
     for one in _planners(planner, compare=compare, region_bytes=region_bytes, problem=problem):
@@ -164,7 +168,7 @@ def _is_csv(file: Path) -> bool:
     return file.suffix.lower() == ".csv"
 
 
-def _read(file: Path, iteration: int | None) -> Problem:
+def _read(file: Path, iteration: int | None, *, whole: bool) -> Problem:
     """Return the problem in a file: lifetimes as CSV, or an iteration of a trace."""
     if _is_csv(file):
         from zico.planning.packing.files import read_csv
@@ -173,7 +177,7 @@ def _read(file: Path, iteration: int | None) -> Problem:
     from zico.planning.packing.files import iteration_problem
     from zico.trace.files import read_trace
 
-    return iteration_problem(read_trace(file), iteration).problem
+    return iteration_problem(read_trace(file, whole=whole), iteration).problem
 
 
 def _planners(name: str | None, *, compare: bool, region_bytes: int | None, problem: Problem) -> list[Planner]:

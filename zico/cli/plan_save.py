@@ -236,6 +236,7 @@ class Work:
     compare: bool
     deadline_s: float | None
     iteration: int | None
+    whole: bool
     json_path: Path | None
     plan_path: Path | None
     picture: Path | None
@@ -263,7 +264,7 @@ def plan_saving(asked: SaveAsked, work: Work, write: Callable[[Path, bytes], Non
         raise ConfigError("--overhead finds the lowest limit: give --overhead or --limit, not both")
     out, back = _links(asked.bandwidth)
     planners = _planners(asked.save or "", compare=work.compare, limited=asked.limit is not None)
-    found = swap_iteration(read_trace(work.file), work.iteration, out=out, back=back)
+    found = swap_iteration(read_trace(work.file, whole=work.whole), work.iteration, out=out, back=back)
     limit_bytes = _limit(asked.limit, found.problem.peak_bytes)
     overhead = None if limit_bytes is not None else _share(asked.overhead or "0%")
     found = dataclasses.replace(found, problem=dataclasses.replace(found.problem, limit_bytes=limit_bytes))

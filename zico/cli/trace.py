@@ -42,7 +42,7 @@ from zico.base.rundir import run_directory
 from zico.base.settings import OPS_VARIABLE
 from zico.base.units import format_bytes
 from zico.cli.display import Display
-from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with
+from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with, whole_option
 from zico.launch.jobs import name_commands
 from zico.launch.pools import Target
 from zico.launch.recording import Recording
@@ -244,6 +244,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--snapshot", type=_FILE, metavar="FILE", help="Write the trace for pytorch.org/memory_viz.")
 @click.option("--csv", type=_FILE, metavar="FILE", help="Write the iteration's lifetimes for minimalloc.")
 @click.option("--allow-truncated", is_flag=True, help="Accept a file whose end is missing.")
+@whole_option
 def show(  # noqa: PLR0913 - one parameter per option
     *,
     file: Path,
@@ -254,17 +255,18 @@ def show(  # noqa: PLR0913 - one parameter per option
     snapshot: Path | None,
     csv: Path | None,
     allow_truncated: bool,
+    whole: bool,
 ) -> int:
     """Show an iteration of a trace.
 
-    FILE is a trace of zico trace, a PyTorch memory snapshot, or a Chrome trace of PyTorch's
-    profiler.
+    FILE is a trace of zico trace, a PyTorch memory snapshot, or a Chrome trace or a raw memory
+    timeline of PyTorch's profiler, compressed by gzip or not.
     """
     from zico.planning.packing.files import iteration_problem
     from zico.trace.files import read_trace
     from zico.trace.summary import summarise
 
-    trace = read_trace(file, allow_truncated=allow_truncated)
+    trace = read_trace(file, allow_truncated=allow_truncated, whole=whole)
     found = iteration_problem(trace, iteration)
     summary = summarise(trace, found.life, found.iterations, found.iteration, found.classes)
     if as_json:

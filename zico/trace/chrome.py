@@ -13,7 +13,6 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +25,8 @@ from zico.trace.lines import LARGEST, WRONG, Rebuilder, clean
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-MAX_FILE_BYTES = 1 << 31
+MAX_OBJECTS = 1 << 24
+"""Each costs some 200 bytes in memory, and three in a file."""
 MEMORY = "[memory]"
 STEP = "ProfilerStep#"
 BEFORE = "before the profile"
@@ -67,30 +67,31 @@ def looks_like_chrome(start: bytes) -> bool:
     return start.lstrip()[:1] in (b"{", b"[") and b'"zico_trace"' not in start.partition(b"\n")[0]
 
 
-def read_chrome(path: Path | str) -> Trace:
+def read_chrome(content: bytes, path: str) -> Trace:
     """Return what a profiler's trace says of the device on which the most was allocated.
 
+    Args:
+        content: Of the file.
+        path: Where it is, for messages.
+
     Raises:
-        TraceError: It is damaged, or says nothing of memory.
+        TraceError: It is damaged, too large to be held in memory, or says nothing of memory.
     """
+    if content.count(b"{") > MAX_OBJECTS:
+        raise TraceError(path, 0, f"has more than {MAX_OBJECTS} objects: profile fewer steps")
     try:
-        if Path(path).stat().st_size > MAX_FILE_BYTES:
-            raise TraceError(str(path), 0, f"has more than {MAX_FILE_BYTES} bytes: profile fewer steps")
-        content = Path(path).read_bytes()
         of_file = content.lstrip()[:1] == b"{"
         events = msgspec.json.decode(content, type=_File).events if of_file else _DECODE_LIST(content)
         memory = [(event, msgspec.json.decode(event.args, type=_Memory)) for event in events if event.name == MEMORY]
     except WRONG as error:
-        raise TraceError(str(path), 0, f"is neither Zico's trace nor Chrome trace JSON: {error}") from None
-    except OSError as error:
-        raise TraceError(str(path), 0, f"cannot be read ({error.strerror})") from error
+        raise TraceError(path, 0, f"is neither Zico's trace nor Chrome trace JSON: {error}") from None
     totals: dict[tuple[int, int], int] = defaultdict(int)
     for event, entry in memory:
         if not _in_range(event, entry):
-            raise TraceError(str(path), 0, f"has a number out of range at {MEMORY} of {event.ts} us: profile it again")
+            raise TraceError(path, 0, f"has a number out of range at {MEMORY} of {event.ts} us: profile it again")
         totals[entry.device_type, entry.device_id] += max(entry.size_bytes, 0)
     if not memory or not max(totals.values()):
-        raise TraceError(str(path), 0, f"has no {MEMORY} events: profile with profile_memory=True")
+        raise TraceError(path, 0, f"has no {MEMORY} events: profile with profile_memory=True")
     device = max(totals, key=lambda key: totals[key])
     kind = _DEVICES.get(device[0], str(device[0]))
     origin = Origin(framework="torch", device=kind if device[1] < 0 else f"{kind}:{device[1]}", source="Chrome trace")
@@ -99,7 +100,7 @@ def read_chrome(path: Path | str) -> Trace:
     spans = [
         event for event in events if event.ph == "X" and event.dur >= 0 and abs(event.ts) + event.dur < _LARGEST_US
     ]
-    return _rebuild(ours, spans, origin, str(path))
+    return _rebuild(ours, spans, origin, path)
 
 
 _DECODE_LIST = msgspec.json.Decoder(list[_Event]).decode

@@ -14,9 +14,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gzip
+import itertools
 import os
+import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
 import numpy as np
 import zstandard
@@ -49,6 +52,11 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_EVENTS = 1 << 26
 """Events that ``read_trace`` takes into memory: 2 GiB."""
+MAX_FILE_BYTES = 1 << 30
+"""Of a file in a format of others, uncompressed: it is held in memory."""
+MAX_NAMES_BYTES = 1 << 27
+NAME_BYTES = 160
+"""What a name takes besides its characters: an entry of a dictionary, a number, a string's head."""
 _CHUNK_BYTES = 1 << 20
 _WINDOW_BYTES = 1 << 27  # the largest that zstd itself decodes unasked
 _BATCH_EVENTS = 1 << 16
@@ -146,6 +154,7 @@ class TraceReader:
         self._path = str(path)
         self._allow_truncated = allow_truncated
         self._numbers: dict[str, int] = {}
+        self._n_names = self._names_bytes = 0
         self._line = 1
         self._stop: Stop | None = None
         self._file = _open_to_read(path)
@@ -181,6 +190,7 @@ class TraceReader:
             if lines and isinstance(lines[-1], Stop):
                 self._stop = lines[-1]
             events = to_events([line for line in lines if not isinstance(line, Stop)], self._numbers)
+            self._bound_names()
             n_events += len(events)
             n_dropped += int(events["size_bytes"][events["kind"] == Kind.DROPPED].sum())
             yield events
@@ -191,6 +201,15 @@ class TraceReader:
                 f"says {self._stop.events} events and {self._stop.dropped} dropped, but there are {n_events} and "
                 f"{n_dropped}: lines were lost or added, record it again"
             )
+
+    def _bound_names(self) -> None:
+        """Refuse names that fill memory: a file of a hundred KB may hold millions of long ones."""
+        new = itertools.islice(reversed(self._numbers), len(self._numbers) - self._n_names)
+        self._names_bytes += sum(NAME_BYTES + len(name) for name in new)
+        self._n_names = len(self._numbers)
+        if self._names_bytes > MAX_NAMES_BYTES:
+            what = f"has {self._n_names} different names of operations, which need more than {MAX_NAMES_BYTES} bytes"
+            raise self._error(f"{what}: name what is the same alike")
 
     def _chunks(self) -> Iterator[bytes]:
         """Yield what follows the header, in stretches of whole lines."""
@@ -212,6 +231,10 @@ class TraceReader:
 
     def _pieces(self) -> Iterator[bytes]:
         """Yield the file's content, uncompressed."""
+        with _translated_reading(self._path):
+            yield from self._uncompressed()
+
+    def _uncompressed(self) -> Iterator[bytes]:
         try:
             compressed = self._file.peek(len(ZSTD_MAGIC)).startswith(ZSTD_MAGIC)  # type: ignore[attr-defined]
             source = self._file
@@ -222,8 +245,6 @@ class TraceReader:
                 yield piece
         except zstandard.ZstdError as error:
             raise self._error(f"the compressed data is damaged after this line ({error}): record it again") from None
-        except OSError as error:
-            raise TraceError(self._path, 0, f"cannot be read ({error.strerror})") from error
 
     def _decoded(self, chunk: bytes) -> list[EventLine | Stop]:
         """Return the lines of a chunk, each an event but the last one, which may be the stop."""
@@ -254,23 +275,43 @@ class TraceReader:
         return TraceError(self._path, self._line + add, what)
 
 
-def read_trace(path: Path | str, *, allow_truncated: bool = False) -> Trace:
-    """Return the whole trace in a file: ours, a PyTorch memory snapshot, or a PyTorch profiler's Chrome trace.
+def read_trace(path: Path | str, *, allow_truncated: bool = False, whole: bool = False) -> Trace:
+    """Return the whole trace in a file: ours, or of PyTorch's, which may be compressed by gzip.
+
+    PyTorch's are memory snapshots, and of its profiler Chrome traces and raw memory timelines.
+
+    Args:
+        path: The file.
+        allow_truncated: Take a file of ours without its end for what it holds.
+        whole: Take all of it as one iteration, whatever repeats in it.
 
     Raises:
         TraceError: It is none of these, is damaged, or is too large to be held in memory.
     """
+    from zico.trace.iterations import as_one_iteration
+
+    trace = _read_any(path, allow_truncated=allow_truncated)
+    return as_one_iteration(trace) if whole else trace
+
+
+def _read_any(path: Path | str, *, allow_truncated: bool) -> Trace:
     from zico.trace.chrome import looks_like_chrome, read_chrome
+    from zico.trace.memory_timeline import looks_like_timeline, read_timeline
     from zico.trace.snapshot import looks_like_snapshot, read_snapshot
 
-    with _open_to_read(path) as file:
+    with _translated_reading(path), _open_to_read(path) as file:
         start = file.peek(1)  # type: ignore[attr-defined]
-    if start.startswith(GZIP_MAGIC):
-        raise TraceError(str(path), 0, "is compressed by gzip: call gunzip first")
-    if looks_like_snapshot(start):
-        return read_snapshot(path)
-    if looks_like_chrome(start):
-        return read_chrome(path)
+        of_others = (
+            (looks_like_snapshot, read_snapshot),
+            (looks_like_timeline, read_timeline),
+            (looks_like_chrome, read_chrome),
+        )
+        for looks_like, read in of_others:
+            if looks_like(start):
+                content = file.read(MAX_FILE_BYTES + 1)
+                if len(content) > MAX_FILE_BYTES:
+                    raise TraceError(str(path), 0, f"has more than {MAX_FILE_BYTES} bytes: record fewer steps")
+                return read(content, str(path))
     with TraceReader(path, allow_truncated=allow_truncated) as reader:
         batches = [np.empty(0, EVENT)]
         n_events = 0
@@ -282,11 +323,26 @@ def read_trace(path: Path | str, *, allow_truncated: bool = False) -> Trace:
         return Trace(reader.origin, np.concatenate(batches), reader.names, str(path))
 
 
-def _open_to_read(path: Path | str) -> BinaryIO:
+@contextlib.contextmanager
+def _translated_reading(path: Path | str) -> Iterator[None]:
     try:
-        return Path(path).open("rb")
+        yield
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise TraceError(str(path), 0, f"is damaged within its compression by gzip ({error}): copy it again") from None
     except OSError as error:
         raise TraceError(str(path), 0, f"cannot be read ({error.strerror})") from error
+
+
+def _open_to_read(path: Path | str) -> BinaryIO:
+    """Open a file, through gzip if that compressed it; nothing is held of what comes out but a buffer."""
+    with _translated_reading(path):
+        file = Path(path).open("rb")  # noqa: SIM115 - the caller closes it
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(file)
+            if file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC):
+                return cast("BinaryIO", gzip.open(path))
+            undo.pop_all()
+        return file
 
 
 def _open_alone(path: Path) -> BinaryIO:

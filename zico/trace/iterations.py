@@ -20,7 +20,7 @@ import numpy as np
 
 from zico.base.compiled import compiled, inlined
 from zico.base.errors import TraceError
-from zico.trace.events import Kind
+from zico.trace.events import NO_NAME, Kind
 from zico.trace.lifetimes import cut_open, live_after_steps
 from zico.trace.repeats import (
     GROUND,
@@ -325,17 +325,69 @@ def find_iterations(trace: Trace, life: Lifetimes) -> Iterations:
         is_begin = kind[marks] == Kind.BEGIN
         begin, end = marks[is_begin], np.append(marks[1:], len(kind))[is_begin]
         return Iterations(How.MARKS, trace.events["tensor"][begin], begin, end, _typical(life, begin, end, trace))
-    before = live_after_steps(life)[life.begin] - life.size_bytes
-    found = segment(life.size_bytes, before)
-    if found.period == NO_PERIOD or not found.typical.any():
-        raise TraceError(
-            trace.path or "trace",
-            0,
-            "never repeats: trace at least four iterations, or mark them by zico.step()",
-        )
+    live = live_after_steps(life)[life.begin]
+    found = segment(life.size_bytes, live - life.size_bytes)
+    why = "shows no iteration three times"
+    if found.period != NO_PERIOD and found.typical.sum() >= REPEATS:
+        is_part = is_part_of_a_step(found, live, live - life.size_bytes)
+        why = "holds too few steps: what repeats in it are parts of a step, such as layers" if is_part else ""
+    if why:
+        what = f"{why}: take all of it as one iteration by --whole, or record four steps or more"
+        raise TraceError(trace.path or "trace", 0, what)
     begin = life.step_event[life.begin[found.starts]]
     end = np.append(begin[1:], len(kind))
     return Iterations(How.PERIOD, np.arange(len(begin)), begin, end, found.typical)
+
+
+_MOST = 0.9
+_STILL = 128  # parts of a pass's rise: where one begins by less above or below the one before, it begins at its level
+_SHORT_OF_PEAK = 0.75
+
+
+def is_part_of_a_step(found: Segmentation, live_after: Int64s, live_before: Int64s) -> bool:
+    """Tell whether what repeats are layers rather than steps, as in a snapshot of one or two steps.
+
+    A step begins where the one before began. Layers begin each a little higher, with one feature
+    map more, and memory comes back after the last one; or each a little lower, as maps are freed.
+    A leak rises, too, but memory never comes back. Nor are passes steps if they make up less than
+    half of the file and most of its peak lies elsewhere.
+
+    Args:
+        found: Passes.
+        live_after: Live bytes after each allocation.
+        live_before: Before it.
+    """
+    ends = np.append(found.starts[1:], len(live_before))
+    of_pass = found.typical.nonzero()[0]
+    level = live_before[found.starts]
+    top = np.maximum.reduceat(live_after, found.starts)
+    base = int(level[of_pass].min())
+    covered = int((ends - found.starts)[of_pass].sum())
+    if 2 * covered < len(live_before) and top[of_pass].max() - base < _SHORT_OF_PEAK * (live_after.max() - base):
+        return True
+    step = np.diff(level[of_pass])[np.diff(of_pass) == 1]
+    rise = np.median((top - np.minimum.reduceat(live_before, found.starts))[of_pass])
+    moves = np.abs(step) * _STILL >= rise
+    if not len(step) or moves.mean() <= _MOST:
+        return False
+    comes_back = live_before[ends[of_pass[-1]] :].min(initial=level[of_pass].max()) <= level[of_pass[0]]
+    return bool((step < 0).any() or comes_back)
+
+
+def as_one_iteration(trace: Trace) -> Trace:
+    """Return a trace with all of it as one iteration, but for what was there when it begins."""
+    kind = trace.events["kind"]
+    events = trace.events[(kind != Kind.BEGIN) & (kind != Kind.END)]
+    if not len(events):
+        return trace
+    is_there = (events["kind"] == Kind.ALLOC) & (events["t_ns"] == events["t_ns"][0])
+    begin = 0 if is_there.all() else max(int(np.argmin(is_there)) - 1, 0)  # the last one may be the first event itself
+    marks = np.zeros(2, events.dtype)
+    marks["kind"] = Kind.BEGIN, Kind.END
+    marks["name"] = NO_NAME
+    marks["t_ns"] = events["t_ns"][begin], events["t_ns"][-1]
+    joined = np.concatenate([events[:begin], marks[:1], events[begin:], marks[1:]])
+    return dataclasses.replace(trace, events=joined)
 
 
 def with_operations(trace: Trace, iterations: Iterations) -> NDArray[np.bool_]:

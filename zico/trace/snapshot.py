@@ -184,7 +184,6 @@ _STEPS: dict[str, _Step] = {
 
 # --------------------------------------------------------------------------------------------------
 
-MAX_FILE_BYTES = 1 << 30
 MAX_ENTRIES = 1 << 24
 UNKNOWN = "unknown"
 """A category that the viewer needs to see: without it, some versions fail."""
@@ -223,30 +222,27 @@ def looks_like_snapshot(start: bytes) -> bool:
     return start.startswith(_FIRST_PROTOCOL)
 
 
-def read_snapshot(path: Path | str) -> Trace:
+def read_snapshot(content: bytes, path: str) -> Trace:
     """Return what a snapshot's device did.
+
+    Args:
+        content: Of the file.
+        path: Where it is, for messages.
 
     Raises:
         TraceError: It is no snapshot, is damaged, holds no events, or wants to run code, which is
             refused.
     """
     try:
-        if Path(path).stat().st_size > MAX_FILE_BYTES:
-            raise TraceError(
-                str(path), 0, f"has more than {MAX_FILE_BYTES} bytes: take the snapshot with fewer entries"
-            )
-        content = unpickle(Path(path).read_bytes())
-        entries, segments = _checked(content)
+        entries, segments = _checked(unpickle(content))
     except (UnpickleError, msgspec.ValidationError) as error:
-        raise TraceError(str(path), 0, f"is no PyTorch memory snapshot: {error}; take it again") from None
-    except OSError as error:
-        raise TraceError(str(path), 0, f"cannot be read ({error.strerror})") from error
+        raise TraceError(path, 0, f"is no PyTorch memory snapshot: {error}; take it again") from None
     device = max(range(len(entries)), key=lambda index: len(entries[index]), default=0)
     if not entries or not entries[device]:
         remedy = "call torch.cuda.memory._record_memory_history() before the iterations"
-        raise TraceError(str(path), 0, f"holds no events: {remedy}")
+        raise TraceError(path, 0, f"holds no events: {remedy}")
     origin = Origin(framework="torch", device=f"cuda:{device}", source="PyTorch memory snapshot")
-    return _rebuild(entries[device], [it for it in segments if it.device == device], origin, str(path))
+    return _rebuild(entries[device], [it for it in segments if it.device == device], origin, path)
 
 
 def _checked(content: Any) -> tuple[list[list[_Entry]], list[_Segment]]:  # noqa: ANN401 - an unpickled object
