@@ -91,6 +91,14 @@ def test_a_limit_that_nothing_keeps_says_the_least_one(trace: str, capsys: pytes
     assert f"an operation needs {16 * MIB} bytes at once: give that limit or a higher one" in capsys.readouterr().out
 
 
+def test_a_limit_that_nothing_can_keep_is_refused_once(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All planners would say the same: one row and one sentence."""
+    assert main(["plan", trace, "--save", "zico", "--compare", "--limit", "8MiB"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("does not fit") == 2
+    assert out.count("(any): does not fit: an operation needs 16777216 bytes at once") == 1
+
+
 def test_every_planner_can_be_compared(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A row each, judged."""
     code, report = report_of(capsys, trace, "--compare", "--limit", "80%", "--bandwidth", ROOMY)

@@ -444,3 +444,14 @@ def test_a_wait_for_a_job_that_there_is_not_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "r.npz", **record_fields() | {"blocker_job": np.array([1])})
     with pytest.raises(ConfigError, match="the length of blocker_job"):
         read_record(tmp_path / "r.npz")
+
+
+def test_a_record_that_would_fill_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its fields have without compression is read from the archive's list before any of them is unpacked."""
+    path = tmp_path / "r.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("names.npy", "w") as file:
+        for _ in range(20):
+            file.write(bytes(1 << 20))
+    monkeypatch.setattr("zico.report.model.MAX_RECORD_BYTES", 10 << 20)
+    with pytest.raises(ConfigError, match="it has 20971520 bytes, more than 10485760"):
+        read_record(path)

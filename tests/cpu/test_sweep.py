@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zico.base.errors import ConfigError
+from zico.base.paths import SETTINGS_VARIABLE
 from zico.broker.protocol.messages import RefusedRequest, Share
 from zico.cli import main
 from zico.cli.sweep import parse_at_most
@@ -21,6 +22,7 @@ from zico.launch.queue import PoolNow, Queue, Unlimited, tells_out_of_memory
 from zico.launch.sweep import MAX_SWEEP_NAME_BYTES, SweepJob, grid_jobs, parse_grids, read_jobs_file
 from zico.launch.sweep_file import JobResult, Sweep, SweepFile
 from zico.report.model import JobFigures
+from zico.simulator.jobs_file import read_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -381,6 +383,44 @@ def test_frameworks_words_for_out_of_memory_are_known(line: str) -> None:
     assert tells_out_of_memory(Stream.STDERR, lines)
     assert not tells_out_of_memory(Stream.STDOUT, lines)
     assert not tells_out_of_memory(Stream.STDERR, [b"ValueError: memory"])
+
+
+BAD_WORDS = {
+    "a NUL": ("a\0b", "has a NUL"),
+    "a long word": ("x" * (1 << 17), "131072 bytes, and a word of a command at most 131071"),
+    "a surrogate": ("\ud800", "truncated|is no sweep's file"),
+}
+
+
+@pytest.mark.parametrize(("word", "said"), BAD_WORDS.values(), ids=BAD_WORDS.keys())
+def test_words_that_no_command_can_have_are_refused_when_files_are_read(word: str, said: str, tmp_path: Path) -> None:
+    """A jobs' file and a sweep's file name the job; nothing of the sweep has started then."""
+    path = tmp_path / "jobs.json"
+    path.write_text(json.dumps({"jobs": [{"command": "true"}, {"command": "true {x}", "parameters": {"x": word}}]}))
+    with pytest.raises(ConfigError, match=said):
+        read_jobs_file(path)
+    jobs = [{"name": "a", "argv": ["true"]}, {"name": "b", "argv": ["true", word]}]
+    sweep = {"schema_version": "zico.sweep.v1", "directory": "/", "words": [], "jobs": jobs}
+    path.write_text(json.dumps(sweep) + "\n")
+    with pytest.raises(ConfigError, match=said):
+        SweepFile.resume(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000], ids=["lists", "objects", "digits"])
+def test_deep_files_and_endless_numbers_are_refused_in_a_sentence(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Jobs' files, sweep's files, simulate's files and settings: no traceback, whatever they hold."""
+    path = tmp_path / "file"
+    for content in (text, f'{{"jobs": {text}', f'{{"jobs": [{{"name": {text}', f'{{"jobs": [{{"weight": {text}}}]}}'):
+        path.write_text(content + "\n")
+        for read in (read_jobs_file, SweepFile.resume, lambda path: read_jobs(path.read_bytes(), "file", path.parent)):
+            with pytest.raises(ConfigError):
+                read(path)
+    monkeypatch.setenv(SETTINGS_VARIABLE, str(path))
+    path.write_text(f"budget = {text}")
+    assert main(["run", "--", "true"]) == 2
+    assert f"the settings file {path} is not TOML" in capsys.readouterr().err
 
 
 # -- the command line ------------------------------------------------------------------------------

@@ -257,7 +257,7 @@ def read_settings() -> tuple[str, dict[str, str]]:
 def _values(path: Path, text: str) -> dict[str, str]:
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise ConfigError(f"the settings file {path} is not TOML: {error}") from None
     for key, value in found.items():
         if key not in KEYS:

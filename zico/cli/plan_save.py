@@ -18,7 +18,7 @@ from zico.cli.options import STDOUT
 from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from zico.planning.packing.problem import NoPlan
@@ -272,6 +272,9 @@ def plan_saving(asked: SaveAsked, work: Work, write: Callable[[Path, bytes], Non
     asking = _Asking(problem, graph_of(problem), overhead, work.deadline_s or _DEADLINE_S, _packer(work.planner))
     rows = [asking.without()]
     best: _Judged | None = None
+    if limit_bytes is not None and limit_bytes < problem.least_bytes:
+        rows.append(asking.refused(planners))
+        planners = []
     for planner in planners:
         judged = asking.ask(planner)
         rows.append(judged.row)
@@ -383,6 +386,14 @@ class _Asking:
             iteration_ms=self.problem.period_ns / _NS_PER_MS,
         )
 
+    def refused(self, planners: Sequence[SavePlanner]) -> SaveRow:
+        """Return the one row for all planners where the limit is below what an operation needs."""
+        from zico.planning.packing.problem import Reason
+
+        name = planners[0].name if len(planners) == 1 else "(any)"
+        detail = f"an operation needs {self.problem.least_bytes} bytes at once: give that limit or a higher one"
+        return SaveRow(name, Reason.INFEASIBLE.value, detail, self.problem.limit_bytes)
+
     def ask(self, planner: SavePlanner) -> _Judged:
         """Return a planner's judged answer."""
         from zico.planning.packing.problem import NoPlan
@@ -408,7 +419,6 @@ class _Asking:
         return _Judged(row, answer, history)
 
     def _answer(self, planner: SavePlanner) -> tuple[SwapProblem, SavePlan | NoPlan]:
-        from zico.planning.packing.problem import NoPlan, Reason
         from zico.planning.saving.combined import Swapping
         from zico.planning.saving.mixed import straight
         from zico.planning.saving.packing import lowest_limit
@@ -417,9 +427,6 @@ class _Asking:
         if self.overhead is not None and isinstance(planner, Swapping):
             lowest = lowest_limit(problem, planner.planner, self.overhead, self.deadline_s)
             return dataclasses.replace(problem, limit_bytes=lowest.limit_bytes), straight(lowest.plan)
-        if problem.limit_bytes is not None and problem.limit_bytes < problem.least_bytes:
-            detail = f"an operation needs {problem.least_bytes} bytes at once: give that limit or a higher one"
-            return problem, NoPlan(Reason.INFEASIBLE, planner.name, 0.0, detail)
         return problem, planner.plan(problem, self.graph, self.deadline_s)
 
 

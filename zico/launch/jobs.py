@@ -135,6 +135,32 @@ def split_command(text: str) -> list[str]:
     return argv
 
 
+MAX_WORD_BYTES = (1 << 17) - 1
+"""Of one word of a command. Source: ``MAX_ARG_STRLEN`` of Linux, with the byte that ends it."""
+
+
+def checked_words(argv: Sequence[str]) -> Sequence[str]:
+    """Return the words of a command that the kernel can be given.
+
+    Raises:
+        ConfigError: There are none, or one has a NUL, no bytes in the file system's encoding, or
+            too many.
+    """
+    if not argv or not argv[0]:
+        raise ConfigError("a command without a program: give a program and its arguments")
+    for word in argv:
+        try:
+            size_bytes = len(os.fsencode(word))
+        except UnicodeEncodeError:
+            raise ConfigError(f"{word!r:.80} cannot be a word of a command: give text that UTF-8 has") from None
+        if "\0" in word:
+            raise ConfigError(f"{word!r:.80} has a NUL, which no word of a command can have: leave it out")
+        if size_bytes > MAX_WORD_BYTES:
+            what = f"{word!r:.40} has {size_bytes} bytes, and a word of a command at most {MAX_WORD_BYTES}"
+            raise ConfigError(f"{what}: put it into a file")
+    return argv
+
+
 def checked_name(name: str, most_bytes: int = MAX_NAME_BYTES) -> str:
     """Return a name that a job may have.
 

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from zico.base.decoding import WRONG
 from zico.base.errors import ConfigError
 from zico.base.settings import MAX_NAME_BYTES, fitting_name
 from zico.launch.jobs import (
     Command,
     checked_name,
+    checked_words,
     default_name,
     split_command,
     up_to_script,
@@ -222,7 +224,7 @@ def read_jobs_file(path: Path) -> tuple[SweepJob, ...]:
         file = msgspec.json.decode(path.read_bytes(), type=JobsFile)
     except OSError as error:
         raise ConfigError(f"{where}: cannot be read ({(error.strerror or str(error)).lower()}): name a file") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except WRONG as error:
         raise ConfigError(f"{where}: {str(error)[:1].lower()}{str(error)[1:]}: {_GIVE}") from None
     if not file.jobs:
         raise ConfigError(f"{where}: there are no jobs in it: give at least one")
@@ -257,6 +259,10 @@ def _entry_job(where: str, file: JobsFile, entry: JobEntry) -> SweepJob:
     if unused:
         raise ConfigError(f"{where}: its command does not use {unused[0]!r}: put {{{unused[0]}}} there, or drop it")
     filled = tuple(_filled(word, parameters) for word in argv)
+    try:
+        checked_words(filled)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     return SweepJob(entry.name, filled, parameters=parameters, owner=default_name(filled))
 
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from zico.base.decoding import WRONG
 from zico.base.errors import ConfigError
+from zico.launch.jobs import checked_words
 from zico.launch.sweep import SweepJob  # noqa: TC001 - msgspec reads the annotation
 
 if TYPE_CHECKING:
@@ -164,14 +166,19 @@ def _read(path: Path, whole: bytes) -> tuple[Sweep, dict[str, JobResult]]:
         sweep = msgspec.json.decode(first, type=Sweep)
         if sweep.schema_version != SWEEP_SCHEMA:
             raise ConfigError(f"--resume {path}: is {sweep.schema_version!r}, not {SWEEP_SCHEMA}: name a sweep's file")
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except WRONG as error:
         raise ConfigError(f"--resume {path}: is no sweep's file ({error}): name the one that zico run wrote") from None
+    for job in sweep.jobs:
+        try:
+            checked_words(job.argv)
+        except ConfigError as error:
+            raise ConfigError(f"--resume {path}: job {job.name!r}: {error}") from None
     names = {job.name for job in sweep.jobs}
     results = {}
     for number, line in enumerate(rest, 2):
         try:
             result = msgspec.json.decode(line, type=JobResult)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except WRONG as error:
             raise ConfigError(f"--resume {path}: line {number} is damaged ({error}): remove that line") from None
         if result.name not in names:
             raise ConfigError(f"--resume {path}: line {number}: the sweep has no job {result.name!r}: remove that line")

@@ -379,6 +379,10 @@ class Record:
         return self.profile_t_s[of_job][changes], held[changes]
 
 
+MAX_RECORD_BYTES = 1 << 31
+"""Of its fields, uncompressed. A day of sixteen jobs has some hundred MB."""
+
+
 def read_record(path: Path) -> Record:
     """Return the record that a broker wrote to ``path``.
 
@@ -389,6 +393,10 @@ def read_record(path: Path) -> Record:
     import numpy as np
 
     try:
+        with zipfile.ZipFile(path) as archive:
+            size_bytes = sum(one.file_size for one in archive.infolist())
+        if size_bytes > MAX_RECORD_BYTES:
+            raise ConfigError(f"cannot read the record {path}: it has {size_bytes} bytes, more than {MAX_RECORD_BYTES}")
         with np.load(path, allow_pickle=False) as fields:
             record = Record(
                 names=tuple(str(name) for name in fields["names"]),
@@ -412,7 +420,7 @@ def read_record(path: Path) -> Record:
                 profile_t_s=fields["profile_t_s"].astype(np.float64),
                 profile_bytes=fields["profile_bytes"].astype(np.int64),
             )
-    except (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise ConfigError(f"cannot read the record {path}: {error}") from None
     _check_lengths(record, path)
     return record

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
+from zico.base.decoding import WRONG
 from zico.base.errors import ConfigError, ProblemError, ZicoError
 from zico.base.units import format_bytes, parse_size
 from zico.scheduler.shares import floor_of
@@ -213,7 +214,7 @@ def read_jobs(
     """
     try:
         content = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except WRONG as error:
         raise ConfigError(f"{where}: is not JSON ({error}): give {GIVE['jobs']}") from None
     entries = content.get("jobs") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:

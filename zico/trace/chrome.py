@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct, field
 
+from zico.base.decoding import WRONG
 from zico.base.errors import TraceError
 from zico.trace.events import NO_NAME, Kind, Origin, Trace
-from zico.trace.lines import LARGEST, WRONG, Rebuilder, clean
+from zico.trace.lines import LARGEST, Rebuilder, clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, BinaryIO, Self, cast
 import numpy as np
 import zstandard
 
+from zico.base.decoding import WRONG
 from zico.base.errors import TraceError
 from zico.trace.events import EVENT, Kind, Origin, Trace
 from zico.trace.lines import (
     MAX_LINE_BYTES,
-    WRONG,
     EventLine,
     Stop,
     clean,

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct, field
 
+from zico.base.decoding import WRONG
 from zico.trace.events import EVENT, NO_NAME, Kind, Origin, Trace
 
 if TYPE_CHECKING:
@@ -113,9 +114,6 @@ _ENCODER = msgspec.json.Encoder()
 _WITH_BOTH = {Kind.ALLOC: _Alloc}
 _WITH_TENSOR = {Kind.FREE: _Free, Kind.READ: _Read, Kind.WRITE: _Write, Kind.BEGIN: _Begin, Kind.END: _End}
 _WITH_SIZE = {Kind.OP: _Op, Kind.DROPPED: _Dropped, Kind.HELD: _Held}
-
-WRONG = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding raises on bytes that are no line of a trace."""
 
 
 def encode_header(origin: Origin) -> bytes:

@@ -15,9 +15,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from zico.base.decoding import WRONG
 from zico.base.errors import TraceError
 from zico.trace.events import Origin, Trace
-from zico.trace.lines import LARGEST, WRONG, Rebuilder
+from zico.trace.lines import LARGEST, Rebuilder
 
 _PREEXISTING, _CREATE, _VERSION, _DESTROY = range(1, 5)
 _CATEGORIES = (
