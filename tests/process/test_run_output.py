@@ -22,6 +22,16 @@ def test_lines_carry_the_jobs_name_and_stay_in_their_stream() -> None:
         assert "zico:" not in run.stdout
 
 
+def test_figures_on_stdout_are_alone_there() -> None:
+    """With ``--json -`` what jobs print goes to stderr, a word that is no UTF-8 is an escape, and stdout is JSON."""
+    code = "import sys; print('to out'); print('to err', file=sys.stderr)"
+    with ZicoRun("--quiet", "--json", "-", "--name", "a", f"{python(code)} \udcff") as run:
+        assert run.finish() == 0
+        assert {"a | to out", "a | to err"} <= set(run.stderr.splitlines())
+        (job,) = json.loads(run.stdout)["jobs"]
+        assert job["command"].endswith(r"'\udcff'")
+
+
 def test_bytes_that_are_no_text_and_a_line_without_end_arrive_unchanged() -> None:
     """Undecodable bytes are passed on as they are; text after the last line end is a line too."""
     code = r"import os; os.write(1, b'\xff\xfe\n'); os.write(1, b'no end')"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from zico.base.errors import ConfigError
 from zico.base.units import KIB, MIB, format_bytes, parse_size
+from zico.base.words import parse_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -64,6 +65,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 MIN_REGION_BYTES = 64 * KIB
 """Smaller tensors than this never reach the host's pool, so a smaller region would only cost mappings."""
 MAX_GRACE_S = 3600.0
+MAX_STARTING_S = 3600.0
 MAX_PORT = 2**16 - 1
 
 SOCKET_VARIABLE = "ZICO_SOCKET"
@@ -318,12 +320,15 @@ def parse_metrics(text: str) -> int | Path:
     """Return the port or the path of a Unix socket at which metrics are to be served.
 
     Raises:
-        ConfigError: It is a number, but no port.
+        ConfigError: It is a number, but no port, or nothing that can be a path.
     """
     if text.lstrip("+-").isdecimal():
-        if not 0 <= int(text) <= MAX_PORT:
+        number = parse_whole(text, 0, MAX_PORT)
+        if number is None:
             raise ConfigError(f"{text} is not a port: give a number from 0 to {MAX_PORT}, or a path")
-        return int(text)
+        return number
+    if "\0" in text:
+        raise ConfigError(f"{text!r} is neither a port nor a path: give a number from 0 to {MAX_PORT}, or a path")
     return Path(text)
 
 
@@ -334,13 +339,26 @@ def _metrics(chosen: Setting[str]) -> Setting[str]:
 
 
 def _parse_grace(text: str) -> float:
+    return _seconds(text, "a grace period", MAX_GRACE_S)
+
+
+def starting_s(text: str) -> float:
+    """Return how long a job waits for a broker that is starting, by its variable; empty: not at all.
+
+    Raises:
+        ConfigError: It is no such time; the message names the variable.
+    """
+    return parsed(Setting(text or "0", STARTING_VARIABLE), lambda said: _seconds(said, "a wait", MAX_STARTING_S)).value
+
+
+def _seconds(text: str, what: str, most_s: float) -> float:
     try:
-        grace_s = float(text)
+        seconds = float(text)
     except ValueError:
-        grace_s = -1.0
-    if not 0 <= grace_s <= MAX_GRACE_S:
-        raise ConfigError(f"{text!r} is not a grace period: give seconds from 0 to {MAX_GRACE_S:.0f}")
-    return grace_s
+        seconds = -1.0
+    if not 0 <= seconds <= most_s:
+        raise ConfigError(f"{text!r} is not {what}: give seconds from 0 to {most_s:.0f}")
+    return seconds
 
 
 def cuda_region_bytes(budget_bytes: int) -> int:
@@ -383,9 +401,10 @@ def _expected_jobs(given: Given, n_jobs: int | None) -> Setting[int]:
         return Setting(n_jobs, "the commands")
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or not 1 <= int(text) <= MAX_EXPECTED_JOBS:
+        number = parse_whole(text, 1, MAX_EXPECTED_JOBS)
+        if number is None:
             raise ConfigError(f"{text!r} is not a number of jobs: give a number from 1 to {MAX_EXPECTED_JOBS}")
-        return int(text)
+        return number
 
     return parsed(_chosen(given, "jobs", DEFAULT_EXPECTED_JOBS), parse)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import os
+import resource
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,6 +15,8 @@ import click
 from zico import __version__
 from zico.base.errors import CommandError, ConfigError, ZicoError
 from zico.base.interpreter import at_limit
+from zico.base.units import format_bytes
+from zico.base.words import sentence_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
 CONFIG_CODE = 2
 ERROR_CODE = 1
 INTERRUPTED_CODE = 130
+MAX_REASON_CHARS = 200
 
 
 COMMANDS = (
@@ -56,24 +63,63 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: What follows ``zico``; those of this process by default.
     """
+    _open_streams()
     try:
-        code = command.main(args=arguments, prog_name="zico", standalone_mode=False)
+        code = int(command.main(args=arguments, prog_name="zico", standalone_mode=False) or 0)
+        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED_CODE
-    except CommandError as error:
-        return _fail(error, error.exit_code)
-    except ZicoError as error:
-        return _fail(error, CONFIG_CODE if isinstance(error, ConfigError) else ERROR_CODE)
-    except (OSError, RuntimeError) as error:
-        if not (told := at_limit(error)):
-            raise
-        return _fail(ZicoError(told), ERROR_CODE)
-    return int(code or 0)
-
-
-def _fail(error: ZicoError, code: int) -> int:
-    click.echo(f"zico: {error}", file=sys.stderr)
+    except (ZicoError, OSError, RuntimeError, MemoryError, ImportError) as error:
+        sentence, code = _told(error)
+        click.echo(f"zico: {sentence}", err=True)
     return code
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """Return what a command says that ends with an error, and its exit code.
+
+    Raises:
+        Exception: The error, if it is a fault of ours.
+    """
+    if at_its_limit := at_limit(error):
+        return at_its_limit, ERROR_CODE
+    match error:
+        case CommandError():
+            return str(error), error.exit_code
+        case ZicoError():
+            return str(error), CONFIG_CODE if isinstance(error, ConfigError) else ERROR_CODE
+        case ImportError() | MemoryError() | OSError(errno=None):
+            limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+            if limit_bytes == resource.RLIM_INFINITY:
+                raise error
+            why = " ".join(str(error).split())[:MAX_REASON_CHARS] or "no memory is left"
+            few = f"{format_bytes(limit_bytes)} of addresses are too few: {why}"
+            return f"{few}; raise the limit, as in ulimit -v unlimited", ERROR_CODE
+        case OSError():
+            _drop_output()
+            return sentence_of(error), ERROR_CODE
+        case RecursionError():
+            return "what is to be read is nested too deeply: give a file that is flatter", CONFIG_CODE
+        case _:
+            raise error
+
+
+def _open_streams() -> None:
+    """Let there be streams, where a process was started without, that take any text."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - for as long as the process lives
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr from the start
+
+
+def _drop_output() -> None:
+    """Let what is left of stdout go nowhere, if it could not be written: Python would try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

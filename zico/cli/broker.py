@@ -22,6 +22,7 @@ from zico.broker.notes import read_head
 from zico.broker.starting import lines_of, start_broker
 from zico.cli.options import (
     ANSWER_S,
+    SOCKET,
     WORDS,
     PoolCommand,
     PoolGroup,
@@ -49,7 +50,7 @@ _jobs = setting(
 _device = setting("--device", metavar="DEVICE", help="host, cuda or cuda:N, or several: cuda:0,cuda:1 (default: host).")
 _socket = click.option(
     "--socket",
-    type=click.Path(path_type=Path),
+    type=SOCKET,
     metavar="PATH",
     help="Where it listens (default: in the user's runtime directory).",
 )

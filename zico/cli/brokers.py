@@ -19,9 +19,10 @@ import msgspec
 from zico.base.errors import BrokerError, CommandError, ConfigError
 from zico.base.rundir import known_sockets
 from zico.base.settings import SOCKET_VARIABLE, parse_devices
+from zico.base.words import parse_whole
 from zico.broker.client import BrokerClient
 from zico.broker.protocol.messages import MAX_PID
-from zico.cli.options import ANSWER_S, Function
+from zico.cli.options import ANSWER_S, SOCKET, Function
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,8 +64,9 @@ def meant_by(text: str, statuses: Iterable[Status]) -> Meant:
     """Return what ``NAME`` or ``NAME/PID`` means, where jobs of these pools may have names with a slash."""
     names = {job.name for status in statuses for job in status.jobs}
     name, _, number = text.rpartition("/")
-    if text not in names and name in names and number.isascii() and number.isdigit() and int(number) <= MAX_PID:
-        return Meant(name, int(number))
+    pid = parse_whole(number, 0, MAX_PID)
+    if text not in names and name in names and pid is not None:
+        return Meant(name, pid)
     return Meant(text)
 
 
@@ -78,7 +80,7 @@ def broker_options(function: Function) -> Function:
         ),
         click.option(
             "--socket",
-            type=click.Path(path_type=Path),
+            type=SOCKET,
             metavar="PATH",
             help="The broker's socket (default: $ZICO_SOCKET, else whichever brokers run).",
         ),

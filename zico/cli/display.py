@@ -12,12 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from zico.base.units import format_bytes
+from zico.cli.options import STDOUT
 from zico.launch.jobs import Stream
 from zico.report.console import TextConsole
 from zico.report.model import state_of, waits_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
     from types import TracebackType
 
     from zico.broker.protocol.messages import JobReport
@@ -129,8 +131,14 @@ class Display:
     them.
     """
 
-    def __init__(self, names: Sequence[str], *, quiet: bool) -> None:
-        """Show the jobs called ``names``; ``quiet`` leaves messages and progress out."""
+    def __init__(self, names: Sequence[str], *, quiet: bool, json_path: Path | None = None) -> None:
+        """Show the jobs called ``names``.
+
+        Args:
+            names: Of the jobs.
+            quiet: Leave messages and progress out.
+            json_path: Where the figures go: if to stdout, nothing else does.
+        """
         self._quiet = quiet
         self._console = TextConsole(sys.stderr)
         self._live: Live | None = None
@@ -139,6 +147,8 @@ class Display:
         self.interval_s = LIVE_INTERVAL_S if self._is_live else PLAIN_INTERVAL_S
         self._shown_s = time.monotonic()
         self._files = {stream: cast("TextIO", getattr(sys, stream.value)) for stream in Stream}
+        if json_path == STDOUT:
+            self._files[Stream.STDOUT] = sys.stderr
         self._numbers = {name: number for number, name in enumerate(names)}
         self._width = max(map(len, names))
         self._prefixes: dict[tuple[str, Stream], bytes] = {}
@@ -154,7 +164,7 @@ class Display:
         self._hide()
 
     def output(self, name: str, stream: Stream, lines: list[bytes]) -> None:
-        """Write a job's lines to the same stream of ours."""
+        """Write a job's lines to the same stream of ours, or to stderr where stdout is for figures."""
         prefix = self._prefix_of(name, stream)
         with self._above_the_table():
             file = self._files[stream]

@@ -68,6 +68,22 @@ class Option(click.Option):
         return (text,) if text is not None and self.multiple else text
 
 
+class SocketPath(click.ParamType):  # type: ignore[type-arg, unused-ignore] # click before 8.4 has no parameter
+    """A path that a socket may have: files beside it, such as its lock, have longer names."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # noqa: ANN401 - click's
+        """Return the path; a folder, or what no file may be called, ends the command."""
+        path = Path(value)
+        if not path.name or path.name == ".." or "\0" in str(value):
+            self.fail(f"{str(value)!r} cannot be a socket: give the path of one", param, ctx)
+        return path
+
+
+SOCKET = SocketPath()
+
+
 class _ReadsSettings(click.Command):
     """Has settings, which the user's settings file gives where nothing else does."""
 
@@ -257,8 +273,10 @@ def read_settings() -> tuple[str, dict[str, str]]:
 def _values(path: Path, text: str) -> dict[str, str]:
     try:
         found = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+    except ValueError as error:  # of a number with thousands of digits, too
         raise ConfigError(f"the settings file {path} is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"the settings file {path} is nested too deeply: give text or numbers") from None
     for key, value in found.items():
         if key not in KEYS:
             raise ConfigError(f"{key!r} in {path} is not a setting: give some of {', '.join(KEYS)}")

@@ -11,6 +11,7 @@ import click
 
 from zico.base.errors import ConfigError
 from zico.base.settings import kind_of
+from zico.base.words import sentence_of
 from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
 from zico.cli.daemon import find_daemons, renamed, tell_settings
@@ -32,7 +33,9 @@ from zico.cli.sweep import (
     resumed_words,
     run_sweep,
     targets_of,
+    write_json_of,
     write_results,
+    write_table_of,
 )
 from zico.launch.jobs import Command, name_commands, split_commands
 from zico.launch.supervisor import run_report, supervise
@@ -54,7 +57,7 @@ from zico.report.model import RunReport, read_record, to_json
 from zico.report.table import write_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from zico.base.settings import Setting, Settings
     from zico.report.model import Record
@@ -102,7 +105,7 @@ the variable, then the file.
     "json_path",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the figures to FILE as JSON; - is stdout.",
+    help="Write the figures to FILE as JSON; - is stdout, and the jobs' output goes to stderr.",
 )
 @click.option(
     "--report",
@@ -171,14 +174,13 @@ def run(
     taken = {job.name for found in daemons if found.status is not None for job in found.status.jobs}
     wanted = renamed(_with_shares(named, devices), taken)
     _prepare(json_path, report_dir, devices)
-    with Display([command.name for command in wanted], quiet=quiet) as display:
+    with Display([command.name for command in wanted], quiet=quiet, json_path=json_path) as display:
         tell_settings(display, daemons, devices)
         joins = [found.joins for found in daemons]
         outcome = supervise(wanted, targets_of(devices, report_dir, joins), display)
     report, code = run_report(outcome, devices), outcome.exit_code
     write_table(report, sys.stderr)
-    _write(report, json_path, report_dir)
-    return code
+    return _written(code, lambda: _write_json(report, json_path), lambda: _write_report(report, report_dir))
 
 
 def _resume(ctx: click.Context) -> int:
@@ -199,12 +201,18 @@ def _sweep(ctx: click.Context, sweep: Sweep, file: SweepFile | None) -> int:
     _prepare(json_path, report_dir, devices)
     with file or create_file(sweep, ctx.params["jobs_file"], report_dir) as used:
         report, results, code = run_sweep(
-            used, owners, daemons, devices, at_most, report_dir=report_dir, quiet=ctx.params["quiet"]
+            *(used, owners, daemons, devices, at_most),
+            report_dir=report_dir,
+            json_path=json_path,
+            quiet=ctx.params["quiet"],
         )
-    if report is not None:
-        _write(report, None, report_dir)
-    write_results(results, json_path, report_dir)
-    return code
+    return _written(
+        code,
+        lambda: _write_report(report, report_dir),
+        lambda: write_table_of(results),
+        lambda: write_json_of(results, json_path),
+        lambda: write_results(results, report_dir),
+    )
 
 
 def _commands(
@@ -263,13 +271,26 @@ def _prepare(json_path: Path | None, report_dir: Path | None, devices: Sequence[
         raise ConfigError(f"--report: cannot write to {str(report_dir)!r}: {error.strerror}") from None
 
 
-def _write(report: RunReport, json_path: Path | None, report_dir: Path | None) -> None:
-    """Write what was asked for."""
+def _written(code: int, *writers: Callable[[], None]) -> int:
+    """Write all that can be written, and say what cannot; returns the exit code, which is then not 0."""
+    for write in writers:
+        try:
+            write()
+        except OSError as error:
+            click.echo(f"zico: {sentence_of(error)}", err=True)
+            code = code or 1
+    return code
+
+
+def _write_json(report: RunReport, json_path: Path | None) -> None:
     if json_path == STDOUT:
         click.echo(to_json(report), nl=False)
     elif json_path is not None:
         write_json(report, json_path)
-    if report_dir is not None:
+
+
+def _write_report(report: RunReport | None, report_dir: Path | None) -> None:
+    if report is not None and report_dir is not None:
         from zico.report.page import write_page
 
         write_json(report, report_dir / JSON_NAME)

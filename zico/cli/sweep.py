@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from zico.base.errors import ConfigError
+from zico.base.words import is_utf8, parse_whole
 from zico.cli.daemon import tell_settings
 from zico.cli.display import Display
 from zico.cli.options import AFTER_DASHES, STDOUT, WORDS
@@ -58,9 +59,10 @@ def parse_at_most(text: str | None) -> AtMost:
     """
     if text in (None, AUTO):
         return AtMost(min(MAX_COMMANDS, len(os.sched_getaffinity(0))), by_memory=True)
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_COMMANDS:
+    jobs = parse_whole(text, 1, MAX_COMMANDS)
+    if jobs is None:
         raise ConfigError(f"--at-most {text!r}: give a whole number from 1 to {MAX_COMMANDS}, or {AUTO}")
-    return AtMost(int(text), by_memory=False)
+    return AtMost(jobs, by_memory=False)
 
 
 def new_sweep(ctx: click.Context) -> Sweep:
@@ -69,6 +71,9 @@ def new_sweep(ctx: click.Context) -> Sweep:
     Raises:
         ConfigError: It describes no jobs, or some that cannot be.
     """
+    for word in (str(Path.cwd()), *ctx.meta[WORDS]):
+        if not is_utf8(word):
+            raise ConfigError(f"{word!r} is not UTF-8, as the file of a sweep is: give words and a folder that are")
     return Sweep(directory=str(Path.cwd()), words=ctx.meta[WORDS], jobs=_jobs(ctx))
 
 
@@ -150,7 +155,7 @@ def owners_of(sweep: Sweep) -> tuple[Command, ...]:
     return tuple(Command(owner, (), "") for owner in dict.fromkeys(job.owner for job in sweep.jobs))
 
 
-def run_sweep(
+def run_sweep(  # noqa: PLR0913 - each has a name
     file: SweepFile,
     owners: Sequence[Command],
     daemons: Sequence[Found],
@@ -158,6 +163,7 @@ def run_sweep(
     at_most: AtMost,
     *,
     report_dir: Path | None,
+    json_path: Path | None,
     quiet: bool,
 ) -> tuple[RunReport | None, SweepReport, int]:
     """Run the jobs that are left, and return the figures of this run, those of the whole sweep, and the exit code.
@@ -168,7 +174,7 @@ def run_sweep(
     report, outcome = None, None
     if file.left:
         of_owner = {owner.name: owner for owner in owners}
-        with Display([job.name for job in jobs], quiet=quiet) as display:
+        with Display([job.name for job in jobs], quiet=quiet, json_path=json_path) as display:
             room: Room = Unlimited()
             if at_most.by_memory or len(devices) > 1:
                 from zico.cli.room import RoomByFit
@@ -228,12 +234,20 @@ def _exit_code(report: SweepReport, outcome: Outcome | None) -> int:
     return _SIGNALLED + outcome.signum if outcome is not None and outcome.signum else 1
 
 
-def write_results(report: SweepReport, json_path: Path | None, report_dir: Path | None) -> None:
-    """Write the table to standard error, and the JSON where it is wanted."""
+def write_table_of(report: SweepReport) -> None:
+    """Write the table to standard error."""
     write_sweep_table(report, sys.stderr)
+
+
+def write_json_of(report: SweepReport, json_path: Path | None) -> None:
+    """Write the JSON where it is wanted."""
     if json_path == STDOUT:
         click.echo(sweep_json(report), nl=False)
     elif json_path is not None:
         write_atomically(json_path, sweep_json(report))
+
+
+def write_results(report: SweepReport, report_dir: Path | None) -> None:
+    """Write the JSON beside the report."""
     if report_dir is not None:
         write_atomically(report_dir / RESULTS_NAME, sweep_json(report))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import HookError
 from zico.base.saying import inform
-from zico.base.settings import SOCKET_VARIABLE, STARTING_VARIABLE, kind_of
+from zico.base.settings import SOCKET_VARIABLE, STARTING_VARIABLE, kind_of, starting_s
 from zico.job.autoload import complain, framework_of
 
 if TYPE_CHECKING:
@@ -375,7 +375,7 @@ def socket_to_join() -> Path | None:
     if not named or starts_launcher(sys.orig_argv) or (is_descendant() and not _trains):
         return None
     socket_path = Path(named)
-    end_s = time.monotonic() + float(os.environ.get(STARTING_VARIABLE) or 0)
+    end_s = time.monotonic() + starting_s(os.environ.get(STARTING_VARIABLE, ""))
     while not socket_path.exists() and socket_path.parent.exists() and time.monotonic() < end_s:
         time.sleep(_LOOK_S)
     return socket_path

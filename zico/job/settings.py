@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from zico.base.settings import (
     parsed,
 )
 from zico.base.units import parse_size
-from zico.broker.protocol.messages import DEFAULT_SHARE, MAX_WAIT_S, Share
+from zico.broker.protocol.messages import DEFAULT_SHARE, MAX_NAME_CHARS, MAX_RUN_CHARS, MAX_WAIT_S, Share, visible
 from zico.broker.saving import DEFAULT_WISH, Wish, wish_in
 from zico.broker.shares import share_in
 from zico.job.naming import job_name
@@ -26,6 +27,9 @@ from zico.offload.paging_layout import MOST_DEGREE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+
+_RUN = re.compile(f"[0-9a-f]{{1,{MAX_RUN_CHARS}}}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +73,8 @@ def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
         "spill_directory": ("ZICO_SPILL_DIR", str),
         "spacing_bytes": ("ZICO_SPACING", _parse_spacing),
         "paging": (PARTS_VARIABLE, _parse_paging),
+        "name": (JOB_VARIABLE, _parse_name),
+        "run": (RUN_VARIABLE, _parse_run),
     }
     given = {
         field: parsed(Setting(environ[variable], variable), parse).value
@@ -76,8 +82,8 @@ def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
         if environ.get(variable)
     }
     return JobSettings(
-        name=job_name(environ, script),
-        run=environ.get(RUN_VARIABLE, ""),
+        name=given.pop("name", None) or job_name(environ, script),
+        run=given.pop("run", ""),
         share=share_in(environ),
         wish=wish_in(environ),
         spacing_bytes=given.pop("spacing_bytes", None),
@@ -88,6 +94,23 @@ def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
         ops=bool(environ.get(OPS_VARIABLE)),
         plans=environ.get(PLAN_VARIABLE) != "off",
     )
+
+
+def _parse_name(text: str) -> str:
+    name = visible(text)
+    if _cut(name) != name:
+        raise ConfigError(f"{name!r} takes more than {MAX_NAME_CHARS} bytes: give a shorter name")
+    return name
+
+
+def _cut(name: str) -> str:
+    return name.encode()[:MAX_NAME_CHARS].decode(errors="ignore")
+
+
+def _parse_run(text: str) -> str:
+    if not _RUN.fullmatch(text):
+        raise ConfigError(f"{text!r} is not what zico run gives its jobs: leave the variable out")
+    return text
 
 
 def _parse_spacing(text: str) -> int:

@@ -95,7 +95,12 @@ def name_commands(
     given = [checked_name(name) for name in names]
     wanted = given + [default_name(argv) for argv in argvs[len(given) :]]
     unique = _unique(wanted)
-    return tuple(Command(name, tuple(argv), shlex.join(argv)) for name, argv in zip(unique, argvs, strict=True))
+    return tuple(Command(name, tuple(argv), _text_of(argv)) for name, argv in zip(unique, argvs, strict=True))
+
+
+def _text_of(argv: Sequence[str]) -> str:
+    """Return a command as reports have it: what is not UTF-8 in its words is written as escapes."""
+    return shlex.join(argv).encode(errors="backslashreplace").decode()
 
 
 _SCRIPTS = (".py", ".sh")

@@ -161,11 +161,16 @@ class Pool:
         self._outside |= {(one.name, one.pid, one.framework): one for one in report.outside}
         return Report(report.pool, tuple(self._members.values()), 0, tuple(self._outside.values()))
 
-    def keep_record(self) -> None:
-        """Copy the record to where it is wanted, if there is one."""
+    def keep_record(self) -> str:
+        """Copy the record to where it is wanted, if there is one; returns why that cannot be, else an empty text."""
         record, wanted = self.broker.record, self._target.record_to
         if wanted is not None and record is not None and record.exists():
-            shutil.copyfile(record, wanted)
+            try:
+                shutil.copyfile(record, wanted)
+            except OSError as error:
+                wanted.unlink(missing_ok=True)  # a part of it
+                return f"the record cannot be kept: {wanted}: {error.strerror}"
+        return ""
 
     def _share_device(
         self, directory: Path, guardian: Watchdog, stack: contextlib.ExitStack

@@ -299,7 +299,8 @@ def supervise(
         supervisor = Supervisor(commands, targets, listener, os.environ if environ is None else environ, queue)
         outcome = asyncio.run(supervisor.run(run_dir))
         for pool in supervisor.pools:
-            pool.keep_record()
+            if reason := pool.keep_record():
+                listener.problem(reason)
         return outcome
 
 

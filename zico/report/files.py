@@ -31,9 +31,21 @@ _LEAST_S = 1e-6  # of an iteration in a job file
 def write_atomically(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``: readers see the old file or the whole new one.
 
+    A device or a pipe is written to and stays.
+
     Raises:
-        OSError: The old file, if there was one, is unchanged.
+        OSError: It names ``path``. The old file, if there was one, is unchanged.
     """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+        else:
+            _replace(path, content)
+    except OSError as error:  # which does not always say where, and names the file beside it otherwise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _replace(path: Path, content: bytes) -> None:
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
