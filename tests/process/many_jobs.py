@@ -7,6 +7,7 @@ the start of the pool in it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import resource
@@ -32,7 +33,8 @@ def main() -> int:
             while sweep.poll() is None and time.monotonic() < began_s + _DEADLINE_S:
                 ended = _results(Path(folder))
                 ended_s += [time.monotonic()] * (4 * len(ended) // n + 1 - len(ended_s))
-                time.sleep(_LOOK_S)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    sweep.wait(_LOOK_S)
             sweep.kill()
         names = {result["name"] for result in _results(Path(folder)) if result["exit_code"] == 0}
         ended_s += [time.monotonic()] * (5 - len(ended_s))
