@@ -20,7 +20,9 @@ from zico.base.settings import DEVICE_VARIABLE, starting_s
 from zico.cli import command, main
 from zico.cli.options import KEYS
 from zico.cli.run import _written
+from zico.heap.layout import GRANULE_BYTES
 from zico.job.settings import job_settings
+from zico.offload.destinations import parse_tiers
 from zico.report.files import write_atomically
 
 if TYPE_CHECKING:
@@ -130,12 +132,14 @@ def test_other_variables_end_no_command(variable: str, monkeypatch: pytest.Monke
 
 JOBS_VARIABLES = (
     *("ZICO_THRESHOLD", "ZICO_WAIT_LIMIT_S", "ZICO_SPACING", "ZICO_PAGING", "ZICO_JOB", "ZICO_RUN", "ZICO_JOB_SAVE"),
-    *("ZICO_JOB_LIMIT", "ZICO_JOB_WEIGHT", "ZICO_JOB_PRIORITY", "ZICO_JOB_SLO"),
+    *("ZICO_JOB_LIMIT", "ZICO_JOB_WEIGHT", "ZICO_JOB_PRIORITY", "ZICO_JOB_SLO", "ZICO_TIER"),
 )
 
 
 @given(variable=st.sampled_from(JOBS_VARIABLES), value=anything, script=anything)
 @example(variable="ZICO_JOB", value="x" * 49, script="")
+@example(variable="ZICO_THRESHOLD", value="1", script="")
+@example(variable="ZICO_TIER", value="bad", script="")
 @example(variable="ZICO_RUN", value="my run", script="\udcff.py")
 @SINGLE
 def test_a_job_refuses_a_variable_by_its_name(variable: str, value: str, script: str) -> None:
@@ -145,6 +149,8 @@ def test_a_job_refuses_a_variable_by_its_name(variable: str, value: str, script:
     except ConfigError as error:
         assert str(error).startswith(f"{variable}: ")  # noqa: PT017 - hypothesis gives the value
         return
+    assert found.heap.get("threshold_bytes", GRANULE_BYTES) >= GRANULE_BYTES
+    assert not found.wish.tier or parse_tiers(found.wish.tier)
     assert found.name.isprintable()
     assert 0 < len(found.name.encode()) <= 48
 

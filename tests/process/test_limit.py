@@ -18,7 +18,6 @@ from zico.pool.layout import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 FOR_EVER = 1_000_000
 PEAK = 6

@@ -100,6 +100,8 @@ def wish_in(environ: Mapping[str, str]) -> Wish:
         limit_bytes = _own_limit(texts["limit"])
     except ConfigError as error:
         raise ConfigError(f"{VARIABLES['limit']}: {error}") from None
+    if texts["tier"]:
+        _check_tier(texts["tier"], VARIABLES["tier"])
     return _wish(way, limit_bytes, texts["tier"])
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ConfigError
 from zico.base.settings import (
+    JOB_VARIABLE,
     OPS_VARIABLE,
     PARTS_VARIABLE,
     PLAN_VARIABLE,
@@ -18,10 +19,11 @@ from zico.base.settings import (
     Setting,
     parsed,
 )
-from zico.base.units import parse_size
+from zico.base.units import format_bytes, parse_size
 from zico.broker.protocol.messages import DEFAULT_SHARE, MAX_NAME_CHARS, MAX_RUN_CHARS, MAX_WAIT_S, Share, visible
 from zico.broker.saving import DEFAULT_WISH, Wish, wish_in
 from zico.broker.shares import share_in
+from zico.heap.layout import GRANULE_BYTES
 from zico.job.naming import job_name
 from zico.offload.paging_layout import MOST_DEGREE
 
@@ -68,7 +70,7 @@ def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
         ConfigError: One of them cannot be used; the message names the variable and the value.
     """
     parsers: dict[str, tuple[str, Callable[[str], Any]]] = {
-        "threshold_bytes": ("ZICO_THRESHOLD", lambda text: parse_size(text, whole_bytes=sys.maxsize)),
+        "threshold_bytes": ("ZICO_THRESHOLD", _parse_threshold),
         "wait_limit_s": ("ZICO_WAIT_LIMIT_S", _parse_wait_limit),
         "spill_directory": ("ZICO_SPILL_DIR", str),
         "spacing_bytes": ("ZICO_SPACING", _parse_spacing),
@@ -94,6 +96,13 @@ def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
         ops=bool(environ.get(OPS_VARIABLE)),
         plans=environ.get(PLAN_VARIABLE) != "off",
     )
+
+
+def _parse_threshold(text: str) -> int:
+    threshold_bytes = parse_size(text, whole_bytes=sys.maxsize)
+    if threshold_bytes < GRANULE_BYTES:
+        raise ConfigError(f"{text!r} is below what the pool can place: give {format_bytes(GRANULE_BYTES)} or more")
+    return threshold_bytes
 
 
 def _parse_name(text: str) -> str:
