@@ -47,18 +47,22 @@ def _lock_after(pool: Member, code: int) -> None:
     """Enter behind whoever is inside or has died there.
 
     Whoever was stopped inside (SIGSTOP, Ctrl-Z) is continued until it is out, and stopped again:
-    the kernel ends a dead owner's hold, but not a stopped one's.
+    the kernel ends a dead owner's hold, but not a stopped one's. Of several who continue it, the
+    first one inside stops it. The others would stop it after its user has let it go on.
     """
     keep_out_of_line()
+    header = header_of(pool)
     continued = 0
     while code in (EBUSY, ETIMEDOUT):
         code = mutex_lock_within(pool.mutex_address, INSIDE_FOR_LONG_NS)
         if code == ETIMEDOUT:
             owner = mutex_owner(pool.mutex_address)
-            means_one = owner != 0 and header_of(pool).mixed == 0
-            if means_one and thread_is_stopped(owner) and send_signal(owner, _CONTINUE):
-                continued = owner
-    if continued != 0:
+            stands = owner != 0 and header.mixed == 0 and thread_is_stopped(owner)
+            if stands and mutex_owner(pool.mutex_address) == owner:  # so it has not been let out meanwhile
+                continued = header.continued = owner
+                send_signal(owner, _CONTINUE)
+    if continued != 0 and header.continued == continued:
+        header.continued = 0
         send_signal(continued, _STOP)  # while we are inside, so it is not
     if code == EOWNERDEAD:
         recover(pool)
