@@ -92,6 +92,30 @@ def test_a_session_is_found_with_all_its_process_groups() -> None:
     assert found[child] == child != found[leader.pid]
 
 
+HEADLESS = """
+import ctypes, os, threading
+def rest():
+    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+        pass
+    os.write(1, b".")
+    os.read(0, 1)
+threading.Thread(target=rest).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_whose_first_thread_has_ended_is_still_one_of_its_session() -> None:
+    """The kernel shows it as a zombie until its last thread ends; it would be left behind."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", HEADLESS], stdin=pipe, stdout=pipe, start_new_session=True) as leader:
+        assert leader.stdout is not None
+        said = leader.stdout.read(1)
+        found = set(watchdog.members(leader.pid))
+        leader.kill()
+        leader.wait(timeout=10)
+    assert (said, found) == (b".", {leader.pid})
+
+
 def flags() -> Iterator[tuple[list[str], str | None]]:
     """Yield commands and the flag in them that keeps Zico out."""
     yield ["python", "train.py", "-I"], None

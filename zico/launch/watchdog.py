@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 PROC = Path("/proc")
 _DEAD_STATES = frozenset("ZXx")
+_THREADS_FIELD = 17  # num_threads, counted from the state: 0 (proc_pid_stat(5))
 
 
 def members(session: int) -> dict[int, int]:
@@ -61,7 +62,7 @@ def send(session: int, signum: int) -> int:
 
 
 def _processes() -> Iterator[tuple[int, int, int]]:
-    """Yield (pid, process group, session) of every process that is not dead."""
+    """Yield (pid, process group, session) of every process that lives, also of one whose first thread has ended."""
     for entry in os.scandir(PROC):
         if not entry.name.isdigit():
             continue
@@ -70,8 +71,9 @@ def _processes() -> Iterator[tuple[int, int, int]]:
         except OSError:
             continue
         # The command name stands in brackets and may contain spaces and brackets itself.
-        state, _, group, session = stat.rpartition(")")[2].split()[:4]
-        if state not in _DEAD_STATES:
+        fields = stat.rpartition(")")[2].split()
+        state, _, group, session = fields[:4]
+        if state not in _DEAD_STATES or int(fields[_THREADS_FIELD]) > 1:
             yield int(entry.name), int(group), int(session)
 
 
