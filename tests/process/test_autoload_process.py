@@ -14,6 +14,7 @@ from typing import TypeAlias
 import pytest
 
 import zico.job.autoload
+from zico.base import interpreter
 
 Done: TypeAlias = subprocess.CompletedProcess[str]
 PACKAGE_PATH = Path(zico.job.autoload.__file__).parent.parent.parent
@@ -211,3 +212,14 @@ def test_the_pth_file_costs_no_line_where_zico_is_broken(installed: str, user: P
     environment = {"ZICO_SOCKET": "/s", "ZICO_PACKAGE_PATH": str(PACKAGE_PATH), "PYTHONPATH": str(user)}
     done = python("print('ran')", interpreter=installed, **environment)
     assert (done.stdout, done.stderr) == ("ran\n", "")
+
+
+def test_a_process_that_zico_starts_for_itself_is_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that a job starts has the job's environment, and must not join the pool of that job."""
+    monkeypatch.setenv("ZICO_SOCKET", "/s")
+    monkeypatch.setenv("ZICO_PACKAGE_PATH", str(PACKAGE_PATH))
+    code = "import sys; print([type(one).__module__ for one in sys.meta_path if 'zico' in type(one).__module__])"
+    done = subprocess.run(
+        interpreter.command("-c", code), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
