@@ -497,7 +497,7 @@ def test_who_does_not_save_is_promised_its_limit(save: m.SaveMode, promised: int
     """What exceeds it is refused, as what exceeds the budget; whoever saves goes on with less."""
     hello = m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=7, framework="torch", save=save, limit_bytes=2 * MIB)
     with PoolTable.create(budget_bytes=4 * MIB, region_bytes=MIB, use_claims=False, self_admit=False) as table:
-        member = PoolManager(table, [], policy_named("serial")).join(hello, pid=7, pidfd=None)
+        member = PoolManager(table, [], policy_named("serial")).join(hello, process=NOT_SEEN, pidfd=None)
         assert (int(table.jobs[member.job]["limit"]), int(table.jobs[member.job]["promised"])) == (2, promised)
 
 

@@ -38,7 +38,7 @@ def test_a_trial_makes_tensors_where_the_pool_is(
     fake = types.SimpleNamespace(ones=lambda _size, device: made.append(device))
     monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "zico.adapters.torch", types.SimpleNamespace())  # type: ignore[arg-type]
-    code = trial(next(framework for framework in FRAMEWORKS if framework.module == "torch"), device).argv[2]
+    code = trial(next(framework for framework in FRAMEWORKS if framework.module == "torch"), device).argv[-1]
     exec(code, {})  # noqa: S102 - as the trial's process does
     assert set(made) == {where}
     assert (os.environ["CUDA_VISIBLE_DEVICES"] == "0") == sees_gpus

@@ -50,8 +50,8 @@ def test_numbas_arrays_are_in_the_gpus_pool(tmp_path: Path) -> None:
     options = ("--device", "cuda:0", "--region", "2MiB", "--name", "a", "--json", "-")
     with ZicoRun(*options, python(PROGRAM), **twin) as run:
         assert run.finish() == 0, run.stderr
-        report = json.loads(run.stdout[run.stdout.index("{") :])
-    assert "a | cuda:0 ['numba'] 6 0" in run.stdout.splitlines(), run.stderr
+        report = json.loads(run.stdout)
+    assert "a | cuda:0 ['numba'] 6 0" in run.stderr.splitlines()
     (job,) = report["jobs"]
     assert (job["framework"], job["peak_bytes"], job["pool_fraction"]) == ("numba", 6 * MIB, 1.0)
 

@@ -48,8 +48,8 @@ def test_the_command_is_the_same_on_a_gpu(twin: dict[str, str]) -> None:
     """A run on a GPU ends as one on the host does, says how its jobs share the GPU, and its report names the device."""
     with ZicoRun(*ON_GPU, "--json", "-", python("print('trained')"), **twin) as run:
         assert run.finish() == 0, run.stderr
-        assert "a | trained" in run.stdout
-        report = json.loads(run.stdout[run.stdout.index("{") :])
+        assert "a | trained" in run.stderr
+        report = json.loads(run.stdout)
         assert run.leftovers == []
     assert (report["device"], report["budget_bytes"], report["pool"]["region_bytes"]) == ("cuda:0", 64 * MIB, 2 * MIB)
     assert report["pool"]["peak_physical_bytes"] == 64 * MIB
@@ -315,8 +315,8 @@ def test_two_jobs_train_on_a_gpu_within_the_budget(tmp_path: Path) -> None:
     options = ("--device", "cuda", "--region", "2MiB", "--budget", "64MiB", "--name", "a", "--name", "b")
     with ZicoRun(*options, "--json", "-", *jobs, **twin) as run:
         assert run.finish() == 0, run.stderr
-        report = json.loads(run.stdout[run.stdout.index("{") :])
-    assert {"a | cuda:0", "b | cuda:0"} <= set(run.stdout.splitlines())
+        report = json.loads(run.stdout)
+    assert {"a | cuda:0", "b | cuda:0"} <= set(run.stderr.splitlines())
     assert [job["iterations"] for job in report["jobs"]] == [5, 5]
     assert [job["peak_bytes"] // (2 * MIB) for job in report["jobs"]] == [20, 24]
     assert [job["pool_fraction"] for job in report["jobs"]] == [1.0, 1.0]

@@ -42,7 +42,7 @@ class OutOfMemory(ZicoError):  # noqa: N818 - the field's name for it (torch.Out
     """Report that a request can never be met inside the budget, or the job's own limit."""
 
     def __init__(self, requested_bytes: int, held_bytes: int, budget_bytes: int, limit_bytes: int = 0) -> None:
-        """Keep the quantities that decide, in bytes; a limit of 0 is none."""
+        """Keep the quantities that decide, in bytes; ``limit_bytes`` is the job's own where more is refused, else 0."""
         super().__init__(requested_bytes, held_bytes, budget_bytes, limit_bytes)
         self.requested_bytes = requested_bytes
         self.held_bytes = held_bytes
@@ -61,8 +61,8 @@ class OutOfMemory(ZicoError):  # noqa: N818 - the field's name for it (torch.Out
         if 0 < self.limit_bytes < both_bytes:
             return f"{needs}and its limit is {format_bytes(self.limit_bytes)}: raise --limit {at_least}"
         return (
-            f"{needs}other jobs keep it from the rest of the budget of {budget}, and the next tier has no "
-            "room: raise --budget or, on the host, free space on the disk of ZICO_SPILL_DIR"
+            f"{needs}its limit or other jobs keep it from the rest of the budget of {budget}, and the next tier has no "
+            "room: raise --limit or --budget or, on the host, free space on the disk of ZICO_SPILL_DIR"
         )
 
 

@@ -63,7 +63,7 @@ from zico.broker.protocol.messages import (
 from zico.broker.saving import MODES
 from zico.broker.speeds import Speeds
 from zico.broker.views import ProfileCache, Record, count_of, jobs_in, looks_of, pool_view, profile_of
-from zico.pool.layout import JOB, JobState
+from zico.pool.layout import JOB, JobState, refusing_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -511,7 +511,7 @@ class Ledger:
         return RefusedRequest(
             request_bytes=count_of(record["oom_request_bytes"]),
             held_bytes=count_of(record["oom_held"], self._region_bytes),
-            limit_bytes=count_of(record["limit"], self._region_bytes),
+            limit_bytes=count_of(refusing_limit(record), self._region_bytes),
         )
 
 

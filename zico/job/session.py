@@ -243,6 +243,7 @@ class Session:
     def refusal(self) -> OutOfMemory | None:
         """Return the last request of this job that could never be met, if there was one."""
         from zico.base.errors import OutOfMemory
+        from zico.pool.layout import refusing_limit
 
         record = self.record
         if not record["oom_count"]:
@@ -250,7 +251,7 @@ class Session:
         region_bytes = self.pool.region_bytes
         held_bytes = int(record["oom_held"]) * region_bytes
         budget_bytes = int(self.pool.header["budget_regions"]) * region_bytes
-        limit_bytes = int(record["limit"]) * region_bytes
+        limit_bytes = refusing_limit(record) * region_bytes
         return OutOfMemory(int(record["oom_request_bytes"]), held_bytes, budget_bytes, limit_bytes)
 
     def explain_failure(self) -> str | None:

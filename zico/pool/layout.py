@@ -14,7 +14,7 @@ Compiled code finds the records through one process's member record.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from zico.base.compiled import array_at, inlined, record_at
 from zico.base.records import I4, I8, U8, Numbers, Record, dtype_of
@@ -326,6 +326,11 @@ def cap_of(pool: Member, job: Job) -> int:
     """Return the most regions that a job may hold now: the budget, or its own limit where that is lower."""
     budget = header_of(pool).budget_regions
     return min(budget, job.limit) if job.limit > 0 else budget
+
+
+def refusing_limit(job: Any) -> int:  # noqa: ANN401 - a numpy record
+    """Return a job's own limit in regions if more is refused, else 0: more waits, or goes to the next tier."""
+    return int(job["limit"]) if job["promised"] <= job["limit"] else 0
 
 
 @inlined

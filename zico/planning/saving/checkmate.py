@@ -127,7 +127,7 @@ _PROVED = (0, 2)
 """What ``scipy.optimize.milp`` says where the answer is optimal, and where there is none."""
 MOST_OPS = 256
 """The program has some five variables for each pair of operations: above, it is not tried."""
-MOST_ALONE = 32
+MOST_ALONE = 40
 """Operations for which the optimum is found and proved within seconds: of more, layers are made."""
 
 
