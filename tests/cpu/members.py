@@ -162,7 +162,7 @@ def owners(pool: PoolTable) -> list[int]:
 
 
 def check_counters(pool: PoolTable) -> None:
-    """Invariants 1, 2 and 9: each region is in the free list, bare ones last, or counted for its one owner."""
+    """Invariants 1 and 2: each region is in the free list, bare ones last, or counted for its one owner."""
     everyone = owners(pool)
     free = free_list(pool)
     assert sorted(free) == [r for r, owner in enumerate(everyone) if owner == NOBODY]

@@ -52,7 +52,7 @@ def touched(pool: PoolTable) -> int:
 
 
 def turns(manager: PoolManager, now_ns: int) -> int:
-    """Let the broker do all that is due until now has passed for half of what pages are kept; returns how often."""
+    """Let the broker do all that is due in the next half of the time that pages are kept; returns how often."""
     count = 0
     end_ns = now_ns + KEPT_NS // 2
     while (due_ns := max(manager.due_ns, now_ns)) < end_ns:
@@ -62,7 +62,7 @@ def turns(manager: PoolManager, now_ns: int) -> int:
 
 
 def test_an_idle_pool_gives_its_pages_back(pool: PoolTable, member: PoolTable) -> None:
-    """Invariant 9: what nobody needs goes within two periods, some at a time, and what is held stays."""
+    """What nobody needs goes within two periods, some at a time, and what is held stays."""
     manager = PoolManager(pool, [], policy_named("none"))
     turns(manager, 0)
     kept, these = hold(pool, member, 4), hold(pool, member, REGIONS - 4)

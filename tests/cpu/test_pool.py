@@ -83,7 +83,7 @@ def test_the_least_recently_released_region_goes_first(pool: PoolTable) -> None:
 
 
 def test_a_region_with_pages_goes_before_a_bare_one(pool: PoolTable) -> None:
-    """Invariant 9: a job that follows another takes no new memory, and a bare region goes last, named or not."""
+    """Invariant 1: a job that follows another takes no new memory, and a bare region goes last, named or not."""
     pool.header["use_claims"] = 0
     with joined(pool, 2) as (first, second):
         mine = grab(first, 4)

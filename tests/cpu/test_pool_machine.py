@@ -268,7 +268,7 @@ class PoolMachine(ModelledPool):
 
     @rule(n=st.integers(1, 4))
     def empty(self, n: int) -> None:
-        """Invariant 9: the least recently released of the free regions give their pages back."""
+        """The least recently released of the free regions give their pages back."""
         self.pool.empty(n)
         self.bare += self.free[:n]
         del self.free[:n]

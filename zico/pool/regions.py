@@ -34,13 +34,13 @@ Theory of operation
     processor's back, no region is ever bare.
 
 Guarantees (numbers as in docs/design/invariants.md)
-    1. ``granted`` never exceeds ``budget_regions`` by a grant, nor a job's ``held`` its limit.
+    1. ``granted`` never exceeds ``budget_regions`` by a grant, nor a job's ``held`` its limit. As
+       long as a free region has pages, no grant takes a bare one.
     2. A region has at most one owner, and is granted only when its fence has passed, or with the
        demand to wait for it.
     3. After every grant the set of jobs that can finish has not shrunk.
     5. Whoever dies inside, the next one to lock rebuilds every counter and the free list from the
        owners, and from ``last_owner``, which says what is bare.
-    9. As long as a free region has pages, no grant takes a bare one.
     11. A region that counts as bare holds nobody's bytes.
 """
 
@@ -553,7 +553,7 @@ def tell(pool: Member, wake: bool, notify: bool) -> None:  # noqa: FBT001 - two 
 
 @entry(MEMBER, int)
 def set_budget(pool: Member, regions: int) -> None:
-    """Let jobs hold so many regions together from now on, and promise it to those that are there."""
+    """Let jobs hold so many regions together, and promise it to those that are there."""
     keep_out_of_line()
     header = header_of(pool)
     lock(pool)
