@@ -104,7 +104,8 @@ def _set_path(path: list[str]) -> None:
 
     library = list(sys.path)
     site.main()
-    # ``zico.pth`` takes a process with a job's environment for a job's: this one watches no imports.
+    # ``zico.pth`` takes a process with a job's environment for a job's. This one watches no
+    # imports.
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__.partition(".")[0] != _NAME]
     sys.path[:] = dict.fromkeys([*library, *path, *sys.path])
 

@@ -554,7 +554,7 @@ def _saving(record: Any) -> Saving:  # noqa: ANN401 - a numpy record
 
 
 def _printable(raw: bytes) -> str:
-    """Return a job's words with a question mark for whatever is not printable ASCII, so that they are no longer."""
+    """Return a job's words with a question mark for each byte that is not printable ASCII: one character a byte."""
     return "".join(chr(byte) if 32 <= byte < 127 else "?" for byte in bytes(raw))  # noqa: PLR2004 - by ASCII
 
 

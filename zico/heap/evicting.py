@@ -181,9 +181,10 @@ def is_stuck(heap: HeapRecord, me: Job, still_ns: int) -> bool:
 
 @inlined
 def _was_stuck(heap: HeapRecord, me: Job) -> bool:
-    """Tell whether it was stuck before, and so it is now.
+    """Tell whether the job has found out before that nobody can go on.
 
-    Others wait until it ends its iteration. A neighbour that stands still does so until it ends its own.
+    That holds in the same iteration, and in later ones while the same jobs stand still in the same
+    iterations of theirs.
     """
     if heap.wait.stuck_iteration == me.iteration + 1:
         return True

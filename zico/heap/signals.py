@@ -14,7 +14,7 @@ Theory of operation
     next tier.
 
 Guarantees
-    7. No wait needs this to end. The global lock is taken only where a signal has come.
+    7. A wait ends without this, too. The global lock is taken only where a signal has come.
     Only the main thread does so, and nothing happens once the interpreter has ended.
 
 Known limitations

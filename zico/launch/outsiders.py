@@ -55,8 +55,8 @@ LIBRARIES = {
 }
 
 PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
-# These keep Python from reading PYTHONPATH (-E, -I) or from importing site (-S), see python(1). With the first two
-# Python still reads zico.pth where Zico is installed.
+# These keep Python from reading PYTHONPATH (-E, -I) or from importing site (-S), see python(1).
+# With the first two Python reads zico.pth where Zico is installed.
 BLOCKING_FLAGS = frozenset("EIS")
 # Options of the interpreter whose value may follow as the next argument.
 _FLAGS_WITH_VALUE = frozenset("WX")
@@ -283,7 +283,8 @@ def _processes() -> list[tuple[int, int, int, int, int]]:
             stat = (PROC / str(pid) / "stat").read_text(errors="replace")
         except OSError:
             continue
-        # The command name stands in brackets and may contain spaces and brackets itself. Fields: proc_pid_stat(5).
+        # The command name stands in brackets and may contain spaces and brackets itself. The
+        # fields are those of proc_pid_stat(5).
         fields = stat.rpartition(")")[2].split()
         if fields[0] not in "ZXx":
             found.append((pid, int(fields[1]), int(fields[3]), int(fields[19]), int(fields[20])))

@@ -180,7 +180,7 @@ class Swapper:
     # -- what the adapter tells --------------------------------------------------------------------
 
     def saved(self, idle: Idle, maker: str = "") -> None:
-        """Note a tensor that is idle from now on, until it is used. Waits for nothing.
+        """Note a tensor that is idle until it is used. Waits for nothing.
 
         Args:
             idle: The tensor.

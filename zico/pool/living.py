@@ -31,7 +31,7 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, 
 
 
 def hold_life(table_fd: int) -> int:
-    """Be a pool's broker from now on: until the descriptor that this returns is closed, or the process ends."""
+    """Be a pool's broker until the descriptor that this returns is closed, or the process ends."""
     life_fd = os.open(f"/proc/self/fd/{table_fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         # Shared, so that the next broker need not wait until the one before has closed it.

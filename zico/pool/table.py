@@ -207,7 +207,7 @@ class PoolTable:
         self.header["pid_namespace"] = self.member[0]["pid_namespace"]
 
     def resign(self) -> None:
-        """Be the pool's broker no longer: from now on its jobs see to themselves. A second time does nothing."""
+        """Stop being the pool's broker: its jobs see to themselves. A second call does nothing."""
         self._life.close()
 
     @classmethod
