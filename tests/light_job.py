@@ -81,7 +81,7 @@ class Job:
                 self._say("interrupted")
 
     def heed(self) -> None:
-        """Say so from now on when SIGTERM comes, and raise at SIGINT, as Python does by itself; says that it does."""
+        """Say so whenever SIGTERM comes, and raise at SIGINT, as Python does by itself; says that it does."""
         signal.signal(signal.SIGTERM, lambda *_: os.write(self._connection.fileno(), b"handled\n"))  # unbuffered
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._say("heeds")

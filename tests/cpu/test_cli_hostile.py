@@ -86,7 +86,7 @@ def _options() -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("words", _options(), ids=" ".join)
 def test_whatever_an_option_says_the_answer_is_a_sentence(words: tuple[str, ...]) -> None:
-    """Numbers of any length, texts that are no UTF-8, folders, and nothing at all."""
+    """Numbers of any length, texts that are no UTF-8, folders and an empty text end a command with a sentence."""
     for value in NASTY:
         refused(*words, value, *(NEVER_RUNS if words[0] == "run" else ()))
 
@@ -94,7 +94,7 @@ def test_whatever_an_option_says_the_answer_is_a_sentence(words: tuple[str, ...]
 @given(words=st.sampled_from(_options()), value=anything)
 @SINGLE
 def test_no_text_at_all_ends_a_command_otherwise(words: tuple[str, ...], value: str) -> None:
-    """The same with texts that nobody has thought of."""
+    """Any other text as an option's value ends a command with a sentence, too."""
     refused(*words, value, *(NEVER_RUNS if words[0] == "run" else ()))
 
 
@@ -123,7 +123,7 @@ def test_variables_and_the_settings_file_are_read_alike(key: str, monkeypatch: p
 
 @pytest.mark.parametrize("variable", ["ZICO_SOCKET", "ZICO_CONFIG", "ZICO_CACHE_DIR", DEVICE_VARIABLE, "ZICO_JOB"])
 def test_other_variables_end_no_command(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever they say."""
+    """Whatever they say, a command that cannot go on says so in a sentence."""
     for value in NASTY:
         monkeypatch.setenv(variable, value)
         refused("status")

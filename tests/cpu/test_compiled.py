@@ -263,7 +263,7 @@ def test_a_process_lives_whose_first_thread_has_ended() -> None:
 
 
 def test_a_state_is_what_the_kernel_says_of_a_process_and_a_thread() -> None:
-    """Its letter, its threads and its start, also of one that has ended and of one that is there no longer."""
+    """Its letter, its threads and its start are told, also of one that has ended; of one that nobody has, that."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         began = started_at(child.pid)

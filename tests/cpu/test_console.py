@@ -22,7 +22,7 @@ names = st.text(min_size=1, max_size=12).filter(lambda text: text == text.strip(
 @example("a\x1b[2Jb")
 @example("\ud800")
 def test_any_text_is_printed_as_it_is(name: str) -> None:
-    """As a line and in a table: neither markup nor emoji, and what cannot be seen is an escape."""
+    """In a line and in a table, a text is neither markup nor emoji, and what cannot be seen is an escape."""
     for printed in (name, _table(name)):
         outfile = io.StringIO()
         TextConsole(outfile).print(printed)
@@ -37,5 +37,5 @@ def _table(name: str) -> Table:
 
 
 def test_where_there_is_no_terminal_lines_are_wide() -> None:
-    """Nothing is cut there."""
+    """No line is cut where nobody tells a width."""
     assert TextConsole(io.StringIO()).width == PLAIN_WIDTH

@@ -15,7 +15,7 @@ from members import HOUR_NS, Tenant, acquire, give_profile, grab, job_of, joined
 
 from zico.broker.views import ProfileCache, pool_view
 from zico.pool import still, waiting
-from zico.pool.layout import JOB, NOBODY
+from zico.pool.layout import NOBODY
 from zico.pool.regions import GRANTED, WAIT
 from zico.scheduler.policies import REAL, policy_named
 from zico.scheduler.state import PoolView, Start
@@ -66,11 +66,6 @@ def views(pool: PoolTable) -> PoolView:
     """Return what a policy sees now."""
     header, jobs = pool.snapshot()
     return pool_view(header, jobs, time.monotonic_ns(), ProfileCache())
-
-
-def test_no_two_jobs_write_to_the_same_cache_line() -> None:
-    """A job's record takes whole lines of 64 bytes."""
-    assert JOB.itemsize % 64 == 0
 
 
 # -- stopped ---------------------------------------------------------------------------------------

@@ -410,7 +410,7 @@ def test_words_that_no_command_can_have_are_refused_when_files_are_read(word: st
 def test_deep_files_and_endless_numbers_are_refused_in_a_sentence(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Jobs' files, sweep's files, simulate's files and settings: no traceback, whatever they hold."""
+    """Jobs' files, sweeps' files, simulate's files and settings end in no traceback, whatever they hold."""
     path = tmp_path / "file"
     for content in (text, f'{{"jobs": {text}', f'{{"jobs": [{{"name": {text}', f'{{"jobs": [{{"weight": {text}}}]}}'):
         path.write_text(content + "\n")

@@ -119,7 +119,7 @@ def test_stderr_without_a_reader_stops_no_import(user: Path, *, has_zico: bool) 
     (user / "torch.py").write_text("")
     environment = {"ZICO_SOCKET": str(user / "none"), "ZICO_PACKAGE_PATH": str(PACKAGE_PATH)}
     for redirect in ("os.dup2(ends[1], 2)", "sys.stderr.close()", "sys.stderr = None"):
-        # The line is written by sitecustomize where Zico is broken, and by the import of torch else.
+        # Where Zico is broken, sitecustomize writes the line, and else the import of torch.
         (user / "sitecustomize.py").write_text(f"import os, sys\nends = os.pipe()\nos.close(ends[0])\n{redirect}\n")
         done = python("import torch; print('ran')", user, *([] if has_zico else [broken]), **environment)
         assert done.stdout == "ran\n", redirect

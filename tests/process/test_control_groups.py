@@ -30,7 +30,7 @@ class Group(NamedTuple):
         (self.directory / self.limit_file).write_text(str(mib * MIB))
 
     def take(self, job: LightJob) -> None:
-        """Put a job into it: what the job touches from now on is charged here."""
+        """Put a job into it: what the job touches then is charged here."""
         (self.directory / "cgroup.procs").write_text(str(job.pid))
 
     @property

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from broker_process import read_line
 from zico_process import DEADLINE_S, ZicoRun, descendants, survivors
 
 from zico.broker.protocol import messages as m
@@ -57,10 +58,10 @@ class Job:
             env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            text=True,
             start_new_session=True,
         )
-        assert self.process.stdout is not None
-        self.last = int(self.process.stdout.readline())
+        self.last = int(read_line(self.process))
         self.members: list[int] = []
         self.launchers: list[int] = []
         self.told: dict[int, str] = {}
@@ -203,7 +204,7 @@ def test_a_run_says_so_at_once_in_the_table_and_in_the_json(library: Path, tmp_p
 
 
 def test_why_an_adapter_failed_is_known_although_nobody_reads_standard_error(tmp_path: Path) -> None:
-    """As under pytest, which captures it: the process tells the broker, and the run's report has the reason."""
+    """The process tells the broker why, and the run's report has the reason, also under pytest, say."""
     (tmp_path / "jax.py").write_text("VERSION = 3\n")
     code = (
         f"import os, sys; os.dup2(os.open(os.devnull, os.O_WRONLY), 2); sys.path.insert(0, {str(tmp_path)!r})\n"

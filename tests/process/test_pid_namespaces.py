@@ -59,7 +59,7 @@ def test_jobs_with_one_number_in_their_namespaces_are_two_jobs(tmp_path: Path, u
     compile_once()
     broker = Broker(tmp_path, under=under)
     with contextlib.ExitStack() as owned:
-        owned.callback(broker.process.communicate)
+        owned.callback(broker.process.communicate, timeout=PATIENCE_S)
         owned.callback(broker.process.kill)
         assert read_line(broker.process) == "ready"
         a, b, c = (owned.enter_context(contained(broker, name)) for name in "abc")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def end(process: subprocess.Popen[str], number: int) -> None:
     """End a child of this process, and leave it a zombie."""
     process.send_signal(number)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    until(lambda: os.waitid(os.P_PID, process.pid, flags), ANSWER_S, "it has ended")
 
 
 def began_after_s(one: LightJob, other: LightJob) -> float:
