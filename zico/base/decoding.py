@@ -1,4 +1,4 @@
-"""What decoding JSON that others wrote can raise: the one list for all who read files."""
+"""What decoding of what others wrote can raise: the one list for all who read files and frames."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from zico.base.decoding import WRONG
 from zico.base.processes import started_at
 
 Kind = TypeVar("Kind")
@@ -158,5 +159,5 @@ def read(socket: Path, kind: type[Kind]) -> Kind | None:
     """Return what the note at a socket says, as far as a type has it; ``None`` if there is none that can be read."""
     try:
         return msgspec.json.decode(note_path(socket).read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # a crash may leave anything
+    except (OSError, *WRONG):  # a crash may leave anything
         return None

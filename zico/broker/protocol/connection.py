@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from zico.base.decoding import WRONG
 from zico.base.errors import LocalProtocolError, RemoteProtocolError
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.messages import MAX_FRAME_BYTES, Message
@@ -32,7 +33,6 @@ from zico.broker.protocol.messages import MAX_FRAME_BYTES, Message
 HEADER_BYTES = 4
 _DECODER = msgspec.msgpack.Decoder(Message)
 _ENCODER = msgspec.msgpack.Encoder()
-_NOT_DECODED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _NOT_ENCODED = (msgspec.MsgspecError, UnicodeEncodeError, OverflowError, TypeError)
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")  # of the path that msgspec gives, such as $.jobs[1].limit_bytes
 
@@ -114,7 +114,7 @@ class FrameReader:
         self._buffer.clear()
         try:
             message: Message = _DECODER.decode(body)
-        except _NOT_DECODED as error:
+        except WRONG as error:
             self._break(f"sent a frame that is no message: {_fault(error, body)}", error)
         return message
 
@@ -131,7 +131,7 @@ def _fault(error: Exception, body: bytes) -> str:
         value = msgspec.msgpack.decode(body)
         for field, index in _STEP.findall(path):
             value = value[field or int(index)]
-    except (*_NOT_DECODED, LookupError, TypeError):
+    except (*WRONG, LookupError, TypeError):
         return str(error)
     return f"{error}, not {reprlib.repr(value)}" if path else str(error)
 
