@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hypothesis import given
 from hypothesis import strategies as st
+from zico_process import HEADLESS
 
 from zico.launch import watchdog
 from zico.launch.outsiders import blocking_flag
@@ -90,18 +91,6 @@ def test_a_session_is_found_with_all_its_process_groups() -> None:
         leader.wait(timeout=10)
     assert set(found) == {leader.pid, child}
     assert found[child] == child != found[leader.pid]
-
-
-HEADLESS = """
-import ctypes, os, threading
-def rest():
-    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
-        pass
-    os.write(1, b".")
-    os.read(0, 1)
-threading.Thread(target=rest).start()
-ctypes.CDLL(None).pthread_exit(None)
-"""
 
 
 def test_a_process_whose_first_thread_has_ended_is_still_one_of_its_session() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import members
 import numpy as np
 import pytest
+from zico_process import HEADLESS
 
 from zico.base import compiled, libc
 from zico.base.processes import started_at
@@ -26,18 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEADLINE_S = 20.0
-HEADLESS = """
-import ctypes, os, sys, threading
-def rest():
-    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
-        pass
-    os.write(1, b".")
-    os.read(0, 1)
-    os._exit(0)
-threading.Thread(target=rest).start()
-ctypes.CDLL(None).pthread_exit(None)
-"""
-"""Ends its first thread; another writes a byte when it has ended, and ends the process when stdin does."""
 WAITED_FOR = 2
 """Of a mutex of a process: it is held, and somebody waits."""
 

@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 300.0
 """The first broker on a machine compiles for about a minute."""
+HEADLESS = """
+import ctypes, os, threading
+def rest():
+    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+        pass
+    os.write(1, b".")
+    os.read(0, 1)
+    os._exit(0)
+threading.Thread(target=rest).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+"""Code: ends its first thread; another writes a byte when it has ended, and ends the process when stdin does."""
 _DEAD_STATES = {"Z", "X"}
 
 
