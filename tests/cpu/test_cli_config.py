@@ -90,7 +90,7 @@ def file_of(directory: Path, text: str) -> Path:
     ],
 )
 def test_a_job_is_called_as_its_script_or_its_notebook(environ: dict[str, str], script: str, expected: str) -> None:
-    """A notebook's process has the kernel's script; Jupyter's server tells it the notebook. Names fit the table."""
+    """A notebook's process has the kernel's script; Jupyter's server tells it the notebook; names fit the table."""
     assert job_name(environ, script) == expected
 
 

@@ -143,7 +143,7 @@ JOBS_VARIABLES = (
 @example(variable="ZICO_RUN", value="my run", script="\udcff.py")
 @SINGLE
 def test_a_job_refuses_a_variable_by_its_name(variable: str, value: str, script: str) -> None:
-    """The adapter says so in one line, and the framework works as without Zico. A name is one that a broker takes."""
+    """What is not refused by its name is a threshold, a tier or a name that heap and broker take."""
     try:
         found = job_settings({variable: value}, script)
     except ConfigError as error:

@@ -197,10 +197,7 @@ def test_a_mutex_keeps_others_out() -> None:
 
 
 def test_a_process_is_gone_when_it_has_ended_although_nobody_has_reaped_it() -> None:
-    """A living process is there; a zombie, a number that nobody has, and one of a later process are gone.
-
-    Python and compiled code judge alike.
-    """
+    """A living process is there; a zombie, a free number and a later process's are gone, in Python and compiled."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         began = started_at(child.pid)
@@ -252,7 +249,7 @@ def test_a_process_lives_whose_first_thread_has_ended() -> None:
 
 
 def test_a_state_is_what_the_kernel_says_of_a_process_and_a_thread() -> None:
-    """Its letter, its threads and its start are told, also of one that has ended; of one that nobody has, that."""
+    """Its letter, its threads and its start are told, also of one that nobody has reaped; of a free number, that."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         began = started_at(child.pid)

@@ -150,7 +150,7 @@ class Level(enum.IntEnum):
 def test_an_entry_is_compiled_for_the_types_that_it_names_alone(
     made: Callable[[str], ModuleType], cache: Path, first: int
 ) -> None:
-    """Other numbers are converted, from the first call on; what cannot be is refused. Nothing more is kept."""
+    """Other numbers are converted from the first call on, what cannot be is refused, and nothing more is kept."""
     module: Any = made(SOURCE)
     assert module.rounded(first) == 10
     assert [module.rounded(number) for number in (Level.HIGH, np.uint8(9), True)] == [10, 10, 2]

@@ -235,7 +235,7 @@ def test_a_job_that_has_outgrown_its_profile_for_long_keeps_nobody_at_a_boundary
 
 @pytest.mark.parametrize("name", REAL)
 def test_who_does_not_fit_beside_a_job_that_stands_still_begins_all_the_same(pool: PoolTable, name: str) -> None:
-    """It overflows into the next tier: slow, but it moves. Beside a job that iterates it waits."""
+    """It overflows into the next tier, which is slow, but moves; beside a job that iterates it waits."""
     with joined(pool, 2) as (a, b):
         for member in (a, b):
             give_profile(pool.jobs[job_of(member)], [8])

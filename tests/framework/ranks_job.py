@@ -2,11 +2,10 @@
 
     ranks_job.py LOSSES [spawn | fork | held | launched | workers | parent]
 
-``spawn`` and ``fork`` start two ranks themselves; a rank that is forked imports nothing. ``held`` forks
-them while it holds a tensor. ``launched``
-is one that torchrun has started. ``workers`` is one process that trains with a loader's worker.
-``parent`` holds a tensor, and starts a process that trains. Rank N writes the bits of its losses, its
-number and its group to LOSSES.N.
+``spawn`` and ``fork`` start two ranks themselves; a rank that is forked imports nothing. ``held``
+forks them while it holds a tensor. ``launched`` is one that torchrun has started. ``workers`` is one
+process that trains with a loader's worker. ``parent`` holds a tensor, and starts a process that
+trains. Rank N writes the bits of its losses, its number and its group to LOSSES.N.
 """
 
 from __future__ import annotations

@@ -98,10 +98,7 @@ def test_two_jobs_of_two_ranks_share_what_is_too_little_for_both(tmp_path: Path)
 
 
 def test_ranks_that_are_forked_are_jobs_and_their_parent_is_none(tmp_path: Path) -> None:
-    """As accelerate's launchers start them: the framework is there already, and a child of theirs sees their tensors.
-
-    In 70 % of the sum of the peaks they have the losses that they have alone.
-    """
+    """Forked as by accelerate's launchers, they have their losses in 70 % of their peaks, and forks see tensors."""
     budget_mib = round(0.7 * 2 * PEAK_MIB)
     report = run(tmp_path, budget_mib, a=(str(SCRIPT), str(tmp_path / "a"), "fork"))
     (job,) = report["jobs"]

@@ -50,10 +50,7 @@ SHOW = "import signal; print('ignores', *(s for s in (1, 2, 15, 17) if signal.ge
 
 
 def test_what_is_ignored_stays_so() -> None:
-    """Under ``nohup`` or in a script's background, hang-ups and Ctrl-C stop neither run nor jobs; SIGTERM does.
-
-    A run that inherits that SIGCHLD is ignored waits for its jobs nevertheless.
-    """
+    """Where hang-ups, Ctrl-C and SIGCHLD are ignored, only SIGTERM ends the run, which waits for its jobs."""
     program = [sys.executable, "-c", IGNORING, "-m", "zico"]
     with ZicoRun("--name", "a", python(SHOW + FOREVER), program=program) as run:
         run.read_until("a | ignores 1 2\n")
