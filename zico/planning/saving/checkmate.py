@@ -139,7 +139,7 @@ class _Program:
     """The mixed integer program as sparse rows."""
 
     def __init__(self, graph: Graph, limit_bytes: int, end_s: float) -> None:
-        """Write the program down; an ``OutOfTime`` after ``end_s``, by ``time.monotonic``."""
+        """Write the program down; raises ``_OutOfTime`` after ``end_s``, by ``time.monotonic``."""
         n = len(graph)
         self._end_s = end_s
         self.graph, self.n = graph, n
