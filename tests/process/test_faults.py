@@ -376,9 +376,13 @@ def test_a_job_that_waits_at_its_boundary_handles_its_signals(nursery: Nursery) 
         until(waiter.sleeps, ANSWER_S, "it sleeps there")
         waiter.send(signal.SIGINT)
         assert waiter.answer(5) == "interrupted"
-        assert made.jobs[waiter.place]["state"] == JobState.BOUNDARY
+        record = made.jobs[waiter.place]
+        assert record["state"] == JobState.BOUNDARY
+        ended = int(record["iteration"])
         assert holder.ask("free") == "freed"
+        until(lambda: record["state"] == JobState.RUNNING, ANSWER_S, "it may begin")  # a view of the table
         assert waiter.ask("mark") == "began"
+        assert record["iteration"] == ended, "what has not begun does not end"
 
 
 def test_a_request_that_never_fits_is_refused_and_the_other_goes_on(nursery: Nursery) -> None:

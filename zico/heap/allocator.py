@@ -257,11 +257,14 @@ def boundary(heap: HeapRecord, phase: int) -> None:
 
 @compiled
 def _end_iteration(heap: HeapRecord, phase: int) -> bool:
-    """End the iteration; tells whether the next one begins without a wait."""
+    """End the iteration, unless none has begun; tells whether the next one begins without a wait."""
     keep_out_of_line()
+    if heap.wait.between == 1:
+        return False
     pool = pool_of(heap)
     me = job_of(heap)
     private_lock(heap.mutex_address)
+    heap.wait.between = 1
     backing.bring_up(heap)
     before, ended = me.iteration, me.phase
     if heap.phases.added != phases.MARKED:
@@ -304,6 +307,7 @@ def _begin_iteration(heap: HeapRecord) -> None:
     me = job_of(heap)
     private_lock(heap.mutex_address)
     waiting.begin_iteration(pool_of(heap))
+    heap.wait.between = 0
     if not evicting.is_complete(heap, me):
         evicting.await_return(heap, me)
     if heap.ring_address != 0:

@@ -365,6 +365,7 @@ class Wait(Record):
     stuck_beside: I8  # who stood still then (zico.pool.waiting.idlers), 0: nobody
     return_until_ns: I8  # the job waits until then for what it has evicted; 0: it does not
     frugal: I8  # 1: what comes next is placed although no region is to be had for it
+    between: I8  # 1: an iteration has ended and none has begun; so it stays if a handler of a signal has raised
     raise_address: I8  # of zico.heap.signals.raise_kept
     error: Annotated[Numbers, "i8", (3,)]  # what a handler of a signal has raised: type, value, traceback; 0: nothing
 

@@ -148,7 +148,7 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
         elif found != AGAIN:
             break
     waiting.stop_waiting(pool)
-    if found == NEVER_FITS:
+    if found == NEVER_FITS and not signals.has_raised(heap):  # else the handler has ended the wait, not the budget
         refuse(me, size_bytes)
     return found
 

@@ -58,14 +58,16 @@ def handle(heap: HeapRecord) -> None:
     Waits for Python's global lock. What a handler raises is kept, and raised when bytecode runs.
     """
     keep_out_of_line()
-    if not in_main_thread() or _is_initialized() == 0 or heap.wait.error[0] != 0:
+    if not in_main_thread() or _is_initialized() == 0:
         return
-    held = _take_global_lock()
-    if _is_raising() == 0 and _run_handlers() != 0:
-        error = heap.address + _ERROR_OFFSET
-        _take_error(error, error + _WORD_BYTES, error + 2 * _WORD_BYTES)
+    if heap.wait.error[0] == 0:
+        held = _take_global_lock()
+        if _is_raising() == 0 and _run_handlers() != 0:
+            error = heap.address + _ERROR_OFFSET
+            _take_error(error, error + _WORD_BYTES, error + 2 * _WORD_BYTES)
+        _leave_global_lock(held)
+    if heap.wait.error[0] != 0:  # also of a signal before, for which the interpreter's queue was full
         _call_later(heap.wait.raise_address, heap.address)
-    _leave_global_lock(held)
 
 
 @inlined
