@@ -112,14 +112,15 @@ def test_what_other_pools_may_yet_take_is_promised(tmp_path: Path, monkeypatch: 
         return host_memory(tmp_path, tmp_path / "missing", tmp_path).promised_bytes / (1 << 30)
 
     (tmp_path / "1").mkdir()
-    (tmp_path / "1/comm").write_bytes(b"\xffpython\n")
+    (tmp_path / "1/stat").write_bytes(b"1 (\xffpython) S 0\n")
     assert promised_gib() == 0
     for pid, budget_gib in enumerate((2, 9, 200), 2):
         (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "comm").write_text(f"zico {budget_gib << 10}MiB\n")
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (zico {budget_gib << 10}MiB) S 0\n")
     assert promised_gib() == 90
-    (tmp_path / "4/comm").write_text("zico\n")
-    assert promised_gib() == 8
+    for other in ("4 (zico) S 0\n", "4 (zico 204800MiB) Z 0\n"):
+        (tmp_path / "4/stat").write_text(other)
+        assert promised_gib() == 8
     (tmp_path / "group").mkdir()
     (tmp_path / "group/memory.max").write_text(str(5 << 30))
     (tmp_path / "self").write_text("0::/group\n")

@@ -273,6 +273,8 @@ def test_a_state_that_cannot_be_read_is_no_death() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
         found = state(os.getpid()), state(1 << 22)
+        with pytest.raises(OSError, match="Too many open files"):
+            started_at(os.getpid())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert found == ((libc.CANNOT_TELL, 0, 0), (libc.NO_PROCESS, 0, 0)), "no process has a number above 2**22"

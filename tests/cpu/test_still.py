@@ -90,6 +90,19 @@ def test_a_stopped_job_that_waits_for_memory_need_not_finish(pool: PoolTable) ->
         assert acquire(a, [NOBODY])[0] == WAIT
 
 
+def test_who_sees_no_numbers_leaves_what_others_have_seen(pool: PoolTable) -> None:
+    """A look from another pid namespace neither takes a stopped job for one that runs nor stands in for a look."""
+    with joined(pool, 3) as (a, b, foreign), stopped_process() as pid:
+        pool.jobs[job_of(b)]["pid"] = pid
+        look_around(pool, a)
+        seen_ns, looked_ns = int(pool.jobs[job_of(b)]["stopped_until_ns"]), int(pool.header["looked_ns"])
+        foreign.member["pid_namespace"] = -1
+        pool.header["looked_ns"] = 0
+        still.look_around(foreign.member[0])
+        assert 0 < looked_ns < seen_ns == pool.jobs[job_of(b)]["stopped_until_ns"]
+        assert pool.header["looked_ns"] == 0
+
+
 def test_a_stopped_job_is_not_the_one_that_goes_on_and_is_asked_for_nothing(pool: PoolTable) -> None:
     """Invariant 7: where all wait, it is another that yields first; what it was asked for nobody awaits."""
     with joined(pool, 3) as (a, b, c), stopped_process() as pid:

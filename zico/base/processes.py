@@ -17,10 +17,13 @@ def started_at(pid: int) -> int | None:
 
     A process that nobody has reaped has ended. One lives whose first thread has ended while others
     run.
+
+    Raises:
+        OSError: That cannot be read, for lack of descriptors for example; it is no sign of an end.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     has_ended = state in "ZXx" and int(fields[_THREADS_FIELD]) <= 1
     return None if has_ended else int(fields[_STARTED_FIELD])

@@ -59,9 +59,11 @@ class Process(msgspec.Struct, frozen=True):
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return None
-        if self.is_alive:  # so the descriptor is of this process, and of no later one of its number
-            return pidfd
-        os.close(pidfd)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, pidfd)
+            if self.is_alive:  # so the descriptor is of this process, and of no later one of its number
+                undo.pop_all()
+                return pidfd
         return None
 
     def find(self, identity: Identity) -> int | None:
@@ -97,7 +99,7 @@ NOT_SEEN = Process(0, 0)
 
 PROC = Path("/proc")
 _MOST_MIB = 10**7 - 1  # the kernel keeps 15 characters (proc_pid_comm(5))
-_SHOWN = re.compile(r"zico ([0-9]+)MiB\n")
+_SHOWN = re.compile(r"[0-9]+ \(zico ([0-9]+)MiB\) [^ZXx] ")  # the name and the state (proc_pid_stat(5))
 
 
 def show_budget(budget_bytes: int) -> None:
@@ -109,9 +111,9 @@ def show_budget(budget_bytes: int) -> None:
 def shown_budgets_bytes(proc: Path = PROC) -> int:
     """Return the sum of the budgets of all brokers of this machine's memory that the kernel lets us see."""
     shown = 0
-    for path in proc.glob("[0-9]*/comm"):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            found = _SHOWN.fullmatch(path.read_text())
+    for path in proc.glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            found = _SHOWN.match(path.read_text(errors="replace"))
             shown += int(found[1]) << 20 if found else 0
     return shown
 

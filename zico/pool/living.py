@@ -60,7 +60,8 @@ def job_is_gone(pool: Member, job: int) -> bool:
     """Tell whether a job's process has ended, as far as this process can tell."""
     keep_out_of_line()
     record = job_at(pool, job)
-    return bool(record.pid > 0 and sees_numbers(pool) and process_is_gone(record.pid, record.started))
+    is_known = record.pid > 0 and record.started > 0
+    return bool(is_known and sees_numbers(pool) and process_is_gone(record.pid, record.started))
 
 
 @inlined

@@ -63,7 +63,8 @@ def _lock_after(pool: Member, code: int) -> None:
                 send_signal(owner, _CONTINUE)
     if continued != 0 and header.continued == continued:
         header.continued = 0
-        send_signal(continued, _STOP)  # while we are inside, so it is not
+        if code != EOWNERDEAD:
+            send_signal(continued, _STOP)  # while we are inside, so it is not
     if code == EOWNERDEAD:
         recover(pool)
         mutex_consistent(pool.mutex_address)

@@ -31,7 +31,7 @@ from zico.base.libc import monotonic_ns
 from zico.pool import rules
 from zico.pool.fences import at, counters_of, pair_of
 from zico.pool.layout import BOUNDARY, MEMBER, RUNNING, STREAMS, header_of, job_at, waits_for_memory
-from zico.pool.living import job_is_stopped
+from zico.pool.living import job_is_stopped, sees_numbers
 
 if TYPE_CHECKING:
     from zico.pool.layout import Job, Member
@@ -50,15 +50,18 @@ def look_around(pool: Member) -> None:
     keep_out_of_line()
     header = header_of(pool)
     now_ns = monotonic_ns()
-    if header.looked_ns <= now_ns < header.looked_ns + LOOK_NS:
+    sees = sees_numbers(pool)  # who does not leaves alone what others have seen
+    if sees and header.looked_ns <= now_ns < header.looked_ns + LOOK_NS:
         return
-    header.looked_ns = now_ns
+    if sees:
+        header.looked_ns = now_ns
     for j in range(header.places):
         job = job_at(pool, j)
         if job.state not in (RUNNING, BOUNDARY):
             continue
-        stopped = j != pool.job and job_is_stopped(pool, j)
-        job.stopped_until_ns = monotonic_ns() + SEEN_NS if stopped else 0
+        if sees:
+            stopped = j != pool.job and job_is_stopped(pool, j)
+            job.stopped_until_ns = monotonic_ns() + SEEN_NS if stopped else 0
         moves = moves_of(pool, j)
         if job.moves != moves or job.waiting_threads > 0:
             job.moved_ns = monotonic_ns()
