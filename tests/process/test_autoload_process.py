@@ -223,3 +223,16 @@ def test_a_process_that_zico_starts_for_itself_is_no_job(monkeypatch: pytest.Mon
         interpreter.command("-c", code), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_what_zico_starts_imports_nothing_from_beside_the_script(tmp_path: Path) -> None:
+    """A file of the script's folder, or of the current directory, does not replace what Zico needs."""
+    (tmp_path / "click.py").write_text("raise RuntimeError('the script has this one')\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import subprocess\nfrom zico.base import interpreter\n"
+        "subprocess.run(interpreter.command('-c', 'import click; print(click.__name__)'), timeout=60, check=False)\n"
+    )
+    for argv in ([sys.executable, str(script)], [sys.executable, "-m", "train"]):
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        assert (done.stdout, done.stderr) == ("click\n", "")

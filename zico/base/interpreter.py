@@ -17,7 +17,7 @@ Guarantees
 What needs the standard library only is started by ``bare``.
 
 Known limitations
-    * Environment variables of Python's, such as ``PYTHONWARNINGS``, have no effect in it.
+    * Environment variables of Python's, such as ``PYTHONWARNINGS`` and ``PYTHONHOME``, have no effect in it.
 
 This file imports nothing but the standard library where it begins a process.
 """
@@ -63,8 +63,14 @@ def _package() -> list[str]:
 
 
 def _path() -> list[str]:
-    """Return where this process looks for modules; what depends on the current directory is left out."""
-    return [entry for entry in sys.path if isinstance(entry, str) and Path(entry).is_absolute()]
+    """Return where this process looks for modules, without the current directory and the folder of its script.
+
+    Python puts one of them first. What lies there is the user's own.
+    """
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    own = {os.path.realpath(place) for place in (os.curdir, os.path.dirname(script or ""))}  # noqa: PTH120
+    entries = (entry for entry in sys.path if isinstance(entry, str) and Path(entry).is_absolute())
+    return [entry for entry in entries if os.path.realpath(entry) not in own]
 
 
 def at_limit(error: BaseException) -> str:
