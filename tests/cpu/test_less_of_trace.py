@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 from trace_cases import MIB, Loop, train
 
 from zico.cli import main
+from zico.planning.saving.clock import now_s
 from zico.planning.saving.files import swap_iteration
 from zico.planning.saving.problem import Link
 from zico.planning.saving.recomputation import graph_of
@@ -22,6 +24,10 @@ from zico.trace.files import write_trace
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from zico.planning.packing.problem import NoPlan
+    from zico.planning.saving.mixed import SavePlan
+    from zico.planning.saving.problem import SwapProblem
+    from zico.planning.saving.recomputation import Graph
     from zico.trace.events import Trace
 
 LAYERS = 8
@@ -75,6 +81,34 @@ def test_the_curve_never_falls_as_the_limit_does(name: str) -> None:
     assert list(limits) == sorted(limits, reverse=True)
     assert list(costs) == sorted(costs)
     assert costs[-1] > 0
+
+
+class Waiting:
+    """A planner that waits, as for a processor, and then asks ``flow``."""
+
+    name = "waiting"
+
+    def __init__(self) -> None:
+        """Count nothing yet."""
+        self.took_s = 0.0
+
+    def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
+        """Plan, and add up the time that this has taken by the planners' clock."""
+        began_s = now_s()
+        threading.Event().wait(0.05)
+        self.took_s += now_s() - began_s
+        return save_planner("flow").plan(problem, graph, deadline_s)
+
+
+def test_time_in_which_others_have_the_processor_is_not_a_planners() -> None:
+    """A curve counts the processor time of its planners, and outside of it the wall's clock counts."""
+    of = swap_iteration(layers(), out=Link(1e9, 0), back=Link(1e9, 0)).problem
+    planner = Waiting()
+    curve(of, graph_of(of), planner, 4, 1.0)
+    assert planner.took_s < 4 * 0.05 / 2
+    began_s = now_s()
+    threading.Event().wait(0.05)
+    assert now_s() - began_s >= 0.05
 
 
 def test_half_of_the_link_is_never_faster() -> None:

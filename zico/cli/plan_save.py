@@ -174,7 +174,8 @@ def picture(found: SwapIteration, made: Rewritten, row: SaveRow, history: Histor
 
 # --------------------------------------------------------------------------------------------------
 
-_DEADLINE_S = 60.0
+_WORK_S = 60.0
+"""Processor time that a planner gets where no deadline is given."""
 _LARGEST = 1 << 60
 _PERCENT = 100.0
 _NS_PER_MS = 1e6
@@ -269,7 +270,7 @@ def plan_saving(asked: SaveAsked, work: Work, write: Callable[[Path, bytes], Non
     overhead = None if limit_bytes is not None else _share(asked.overhead or "0%")
     found = dataclasses.replace(found, problem=dataclasses.replace(found.problem, limit_bytes=limit_bytes))
     problem = found.problem
-    asking = _Asking(problem, graph_of(problem), overhead, work.deadline_s or _DEADLINE_S, _packer(work.planner))
+    asking = _Asking(problem, graph_of(problem), overhead, work.deadline_s, _packer(work.planner))
     rows = [asking.without()]
     best: _Judged | None = None
     if limit_bytes is not None and limit_bytes < problem.least_bytes:
@@ -370,7 +371,7 @@ class _Asking:
     graph: Graph
     overhead: float | None
     """With it, the lowest limit is looked for."""
-    deadline_s: float
+    deadline_s: float | None
     packer: Any  # a Planner, whose module is imported if asked for
 
     def without(self) -> SaveRow:
@@ -419,15 +420,23 @@ class _Asking:
         return _Judged(row, answer, history)
 
     def _answer(self, planner: SavePlanner) -> tuple[SwapProblem, SavePlan | NoPlan]:
+        from zico.planning.saving.clock import by_processor_time
+
+        if self.deadline_s is not None:
+            return self._answer_within(planner, self.deadline_s)
+        with by_processor_time():
+            return self._answer_within(planner, _WORK_S)
+
+    def _answer_within(self, planner: SavePlanner, seconds: float) -> tuple[SwapProblem, SavePlan | NoPlan]:
         from zico.planning.saving.combined import Swapping
         from zico.planning.saving.mixed import straight
         from zico.planning.saving.packing import lowest_limit
 
         problem = self.problem
         if self.overhead is not None and isinstance(planner, Swapping):
-            lowest = lowest_limit(problem, planner.planner, self.overhead, self.deadline_s)
+            lowest = lowest_limit(problem, planner.planner, self.overhead, seconds)
             return dataclasses.replace(problem, limit_bytes=lowest.limit_bytes), straight(lowest.plan)
-        return problem, planner.plan(problem, self.graph, self.deadline_s)
+        return problem, planner.plan(problem, self.graph, seconds)
 
 
 def _row(name: str, result: Replay, problem: SwapProblem) -> SaveRow:

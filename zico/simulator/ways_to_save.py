@@ -33,7 +33,7 @@ SAVES = (NONE, SWAP, PAGE, AUTO, *SAVE_PLANNERS, *SWAP_PLANNERS)
 LATENCY_NS = 10_000
 """Of a transfer: AutoSwap's fit to its machine is 8 us out and 12 us back (arXiv 1903.06631)."""
 _LIMITS = 8
-_DEADLINE_S = 2.0  # for each limit
+_WORK_S = 2.0  # processor time for each limit
 
 
 def ways_of(save: str, copy_bytes_per_s: float) -> Ways | None:
@@ -87,13 +87,13 @@ def _planned(name: str, trace: Trace, copy_bytes_per_s: float, jobs: int) -> Ite
             problem = swap_iteration(trace, out=link, back=link).problem
         except TraceError:
             return
-        costs = curve(problem, graph_of(problem), save_planner(name), _LIMITS, _DEADLINE_S)
+        costs = curve(problem, graph_of(problem), save_planner(name), _LIMITS, _WORK_S)
         how = SWAP if name == PLANNER_OF[SWAP] else name
         yield [OperatingPoint(how, limit, problem.period_ns + overhead_ns, among) for limit, overhead_ns in costs]
 
 
 def curve(
-    problem: SwapProblem, graph: Graph, planner: SavePlanner, points: int, deadline_s: float
+    problem: SwapProblem, graph: Graph, planner: SavePlanner, points: int, work_s: float
 ) -> list[tuple[int, int]]:
     """Return what memory costs: pairs of limit and overhead in ns, from the peak down to the least limit that was met.
 
@@ -104,9 +104,10 @@ def curve(
         graph: Its operations, as far as they can run again.
         planner: The planner.
         points: How many limits, evenly between the peak and what operations need at once.
-        deadline_s: For each limit.
+        work_s: Processor time for each limit, in seconds.
     """
     from zico.planning.packing.problem import NoPlan
+    from zico.planning.saving.clock import by_processor_time
     from zico.planning.saving.combined import replayed
 
     found: list[tuple[int, int]] = []
@@ -114,7 +115,8 @@ def curve(
     for number in range(points):
         limit = int(problem.least_bytes + number * step_bytes)
         tried = dataclasses.replace(problem, limit_bytes=limit)
-        plan = planner.plan(tried, graph, deadline_s)
+        with by_processor_time():
+            plan = planner.plan(tried, graph, work_s)
         if isinstance(plan, NoPlan):
             continue
         result = replayed(tried, graph, plan)

@@ -11,7 +11,6 @@ taken, in order.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from zico.base.compiled import compiled
 from zico.base.units import MIB, format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
+from zico.planning.saving.clock import now_s
 from zico.planning.saving.fast import Replayer, transfer_ns
 from zico.planning.saving.problem import SwapPlan, Transfers, no_swaps
 
@@ -261,26 +261,26 @@ class Candidates:
             priority: Of each candidate; the highest goes first.
             limit_bytes: In place of the problem's.
             planner: What the plan says it is from.
-            began_s: When planning began, by ``time.monotonic``.
+            began_s: When planning began, by ``clock.now_s``.
             schedule: Says when chosen gaps' transfers are asked for.
         """
         if limit_bytes < self.problem.least_bytes:
             detail = f"an operation needs {self.problem.least_bytes} bytes at once: give that limit or a higher one"
-            return NoPlan(Reason.INFEASIBLE, planner, time.monotonic() - began_s, detail)
+            return NoPlan(Reason.INFEASIBLE, planner, now_s() - began_s, detail)
         order = np.argsort(-priority, kind="stable")
         peaks = self.load_after(order)
         enough = np.flatnonzero(peaks <= limit_bytes)
         if not len(enough):
             detail = f"with all {len(order)} candidates away {format_bytes(peaks[-1])} are left, {peaks[-1]} bytes"
-            return NoPlan(Reason.NOT_FOUND, planner, time.monotonic() - began_s, detail)
+            return NoPlan(Reason.NOT_FOUND, planner, now_s() - began_s, detail)
         count, more = int(enough[0]), 1
         while True:
             made = schedule(self.problem, self.gaps.take(order[:count]), self.peak_op, planner)
             if self.replayer.replay(made, limit_bytes).is_good:
-                return dataclasses.replace(made, elapsed_s=time.monotonic() - began_s)
+                return dataclasses.replace(made, elapsed_s=now_s() - began_s)
             if count == len(order):
                 detail = f"the plan with all {count} candidates comes to a deadlock"
-                return NoPlan(Reason.NOT_FOUND, planner, time.monotonic() - began_s, detail)
+                return NoPlan(Reason.NOT_FOUND, planner, now_s() - began_s, detail)
             count, more = min(count + more, len(order)), 2 * more
 
 
@@ -294,9 +294,9 @@ class AutoSwap:
 
     def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
         """Return a plan, or why there is none."""
-        began_s = time.monotonic()
+        began_s = now_s()
         if problem.limit_bytes is None or problem.peak_bytes <= problem.limit_bytes:
-            return no_swaps(self.name, time.monotonic() - began_s)
+            return no_swaps(self.name, now_s() - began_s)
         candidates = Candidates(problem, self._least_bytes)
         priority = score(self.name, problem, candidates.gaps)
         return candidates.plan(priority, problem.limit_bytes, self.name, began_s)

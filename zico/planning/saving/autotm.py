@@ -24,7 +24,6 @@ Known limitations
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -33,6 +32,7 @@ from zico.base.errors import ConfigError
 from zico.base.units import format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.autoswap import LEAST_BYTES, begin_ns, gaps_between_accesses, in_order
+from zico.planning.saving.clock import now_s
 from zico.planning.saving.fast import Replayer
 from zico.planning.saving.problem import SwapPlan, no_swaps
 
@@ -258,15 +258,15 @@ class AutoTM:
         Raises:
             ConfigError: SciPy is not installed.
         """
-        began_s = time.monotonic()
+        began_s = now_s()
         limit = problem.limit_bytes
         if limit is None or problem.peak_bytes <= limit:
-            return no_swaps(self.name, time.monotonic() - began_s)
+            return no_swaps(self.name, now_s() - began_s)
         if limit < problem.least_bytes:
             detail = f"an operation needs {problem.least_bytes} bytes at once: give that limit or a higher one"
-            return NoPlan(Reason.INFEASIBLE, self.name, time.monotonic() - began_s, detail)
+            return NoPlan(Reason.INFEASIBLE, self.name, now_s() - began_s, detail)
         found = self._solved(problem, limit, began_s + deadline_s)
-        elapsed_s = time.monotonic() - began_s
+        elapsed_s = now_s() - began_s
         if isinstance(found, SwapPlan):
             return dataclasses.replace(found, elapsed_s=elapsed_s)
         reason = Reason.OUT_OF_TIME if elapsed_s > deadline_s else Reason.NOT_FOUND
@@ -290,7 +290,7 @@ class AutoTM:
         capacity, replayer = np.full(problem.n_ops, limit), Replayer(problem)
         best_ns, best, share = np.inf, None, _FIRST
         for _ in range(_TRIES):
-            chosen, is_proved = program.solve(capacity, share * (end_s - time.monotonic()))
+            chosen, is_proved = program.solve(capacity, share * (end_s - now_s()))
             is_last, share = is_proved or share == 1.0, 1.0
             if chosen is not None:
                 used = used_bytes(problem, program.choices, chosen)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from zico.base.errors import ConfigError
 from zico.planning.packing.problem import NoPlan
 from zico.planning.saving.autoswap import LEAST_BYTES, SCORES, Candidates, score
+from zico.planning.saving.clock import now_s
 from zico.planning.saving.problem import SwapPlan, no_swaps
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ class Bayes:
         Raises:
             ConfigError: The package is not installed.
         """
-        began_s = time.monotonic()
+        began_s = now_s()
         optimizer = _optimizer()
         if problem.limit_bytes is None or problem.peak_bytes <= problem.limit_bytes:
-            return no_swaps(self.name, time.monotonic() - began_s)
+            return no_swaps(self.name, now_s() - began_s)
         candidates = Candidates(problem, self._least_bytes)
         scores = np.stack([_standardised(score(name, problem, candidates.gaps)) for name in SCORES])
         tried: list[tuple[float, SwapPlan | NoPlan]] = []
@@ -58,11 +58,11 @@ class Bayes:
             made = candidates.plan(weights @ scores, problem.limit_bytes, self.name, began_s)
             target = _NO_PLAN if isinstance(made, NoPlan) else -candidates.replayer.replay(made).overhead
             tried.append((target, made))
-            if target == 0 or time.monotonic() - began_s > deadline_s:
+            if target == 0 or now_s() - began_s > deadline_s:
                 break
             optimizer.register(dict(zip(SCORES, weights.tolist(), strict=True)), target)
         best = max(tried, key=operator.itemgetter(0))[1]
-        return dataclasses.replace(best, elapsed_s=time.monotonic() - began_s)
+        return dataclasses.replace(best, elapsed_s=now_s() - began_s)
 
 
 def _optimizer() -> Any:  # noqa: ANN401 - the package's class, which is loaded only if asked for

@@ -12,12 +12,12 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zico.base.errors import ConfigError
+from zico.planning.saving.clock import now_s
 from zico.planning.saving.recomputation import Graph, judge
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class _Program:
     """The mixed integer program as sparse rows."""
 
     def __init__(self, graph: Graph, limit_bytes: int, end_s: float) -> None:
-        """Write the program down; raises ``_OutOfTime`` after ``end_s``, by ``time.monotonic``."""
+        """Write the program down; raises ``_OutOfTime`` after ``end_s``, by ``clock.now_s``."""
         n = len(graph)
         self._end_s = end_s
         self.graph, self.n = graph, n
@@ -152,7 +152,7 @@ class _Program:
             self._stage(t)
 
     def _left_s(self) -> float:
-        left_s = self._end_s - time.monotonic()
+        left_s = self._end_s - now_s()
         if left_s <= 0:
             raise _OutOfTime
         return left_s
@@ -293,7 +293,7 @@ def least_cost_ns(graph: Graph, limit_bytes: int, deadline_s: float) -> float | 
     program, so that it is no bound where schedules do that.
     """
     try:
-        found, is_proved = _Program(graph, limit_bytes, time.monotonic() + deadline_s).solve(relaxed=True)
+        found, is_proved = _Program(graph, limit_bytes, now_s() + deadline_s).solve(relaxed=True)
     except _OutOfTime:
         return None
     return found.cost_ns() if found is not None and is_proved else None
@@ -304,12 +304,12 @@ def checkmate(graph: Graph, limit_bytes: int, deadline_s: float) -> tuple[Order 
 
     Where it has none by then, the relaxation is rounded.
     """
-    end_s = time.monotonic() + deadline_s
+    end_s = now_s() + deadline_s
     found, is_proved = None, False
     with contextlib.suppress(_OutOfTime):
-        found, is_proved = _Program(graph, limit_bytes, time.monotonic() + deadline_s / 2).solve()
+        found, is_proved = _Program(graph, limit_bytes, now_s() + deadline_s / 2).solve()
     if found is None and not is_proved:
-        return checkmate_lp(graph, limit_bytes, max(0.0, end_s - time.monotonic()))
+        return checkmate_lp(graph, limit_bytes, max(0.0, end_s - now_s()))
     # Where operations have several results, it counts twice what is made again while it is held.
     is_proved &= graph.maker == tuple(range(len(graph)))
     if found is None:
@@ -320,7 +320,7 @@ def checkmate(graph: Graph, limit_bytes: int, deadline_s: float) -> tuple[Order 
 def checkmate_lp(graph: Graph, limit_bytes: int, deadline_s: float) -> tuple[Order | None, bool]:
     """Return the first rounded schedule that keeps the limit; nothing is proved of it."""
     with contextlib.suppress(_OutOfTime):
-        program = _Program(graph, limit_bytes, time.monotonic() + deadline_s)
+        program = _Program(graph, limit_bytes, now_s() + deadline_s)
         for share in _LP_SHARES:
             found, _ = program.solve(share, relaxed=True)
             order = None if found is None else _rounded(graph, found)

@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -25,6 +24,7 @@ from zico.base.units import format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving import schedules
 from zico.planning.saving.autoswap import AutoSwap, Candidates, begin_ns, doa, end_ns
+from zico.planning.saving.clock import now_s
 from zico.planning.saving.fast import Replayer
 from zico.planning.saving.mixed import SavePlan, order_of, rewritten, straight
 from zico.planning.saving.problem import WRITE, no_swaps
@@ -78,21 +78,21 @@ class Recomputing:
 
     def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
         """Return its schedule, for a lower limit where tensors of the iteration end later than their last reader."""
-        began_s = time.monotonic()
+        began_s = now_s()
         limit = asked = limit_of(problem)
         for _ in range(_TRIES):
-            answer = schedules.plan(self.name, graph, limit, began_s + deadline_s - time.monotonic())
+            answer = schedules.plan(self.name, graph, limit, began_s + deadline_s - now_s())
             if isinstance(answer, NoPlan):
                 return answer
             made = rewritten(problem, graph, answer.order).problem
             if made.peak_bytes <= asked:
-                took_s = time.monotonic() - began_s
+                took_s = now_s() - began_s
                 swaps = no_swaps(self.name)
                 proved = answer.optimal and limit == asked
                 return SavePlan(self.name, took_s, swaps, answer.order, optimal=proved)
             limit -= made.peak_bytes - asked
         detail = f"its schedules hold {format_bytes(made.peak_bytes)} when tensors end where the iteration ends them"
-        return NoPlan(Reason.NOT_FOUND, self.name, time.monotonic() - began_s, detail)
+        return NoPlan(Reason.NOT_FOUND, self.name, now_s() - began_s, detail)
 
 
 def limit_of(problem: SwapProblem) -> int:
@@ -131,7 +131,7 @@ class Capuchin:
 
     def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
         """Return a plan, or why there is none."""
-        began_s = time.monotonic()
+        began_s = now_s()
         if problem.peak_bytes <= limit_of(problem):
             return straight(no_swaps(self.name))
         order = order_of(graph, self.dropped(problem, graph, began_s + deadline_s / 2))
@@ -139,12 +139,12 @@ class Capuchin:
         if order is not None:
             found = with_swaps(AutoSwap("doa"), problem, graph, order, deadline_s)
         if isinstance(found, NoPlan):
-            return dataclasses.replace(found, planner=self.name, elapsed_s=time.monotonic() - began_s)
-        return dataclasses.replace(found[1], planner=self.name, elapsed_s=time.monotonic() - began_s)
+            return dataclasses.replace(found, planner=self.name, elapsed_s=now_s() - began_s)
+        return dataclasses.replace(found[1], planner=self.name, elapsed_s=now_s() - began_s)
 
     @staticmethod
     def dropped(problem: SwapProblem, graph: Graph, end_s: float) -> set[int]:
-        """Return the results that are cheaper to make again than to move, as far as it gets by ``time.monotonic``."""
+        """Return the results that are cheaper to make again than to move, as far as it gets by ``clock.now_s``."""
         gaps = Candidates(problem).gaps
         free_ns = doa(problem, gaps)
         result_of = {tensor: result for result, tensor in enumerate(graph.tensor)}
@@ -157,7 +157,7 @@ class Capuchin:
             if (result := result_of.get(tensor)) is not None and can_return(graph, result)
         }
         dropped: set[int] = set()
-        while waiting and load.max() > limit and time.monotonic() < end_s:
+        while waiting and load.max() > limit and now_s() < end_s:
             i = waiting[0]
             waits_ns = _late_ns(problem, gaps.take(np.array([*moved, i])))
             if waits_ns > 0 and again:
@@ -244,7 +244,7 @@ class _Offloading:
 
     def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
         """Return a plan, or why there is none."""
-        began_s, candidates = time.monotonic(), Candidates(problem)
+        began_s, candidates = now_s(), Candidates(problem)
         gaps = candidates.gaps
         candidates.gaps = gaps.take(np.array([_is_dear(_made_by(problem, i)) for i in gaps.tensor.tolist()], bool))
         return candidates.plan(-candidates.gaps.first.astype(float), limit_of(problem), self.name, began_s)
@@ -257,15 +257,15 @@ class SuperNeurons:
 
     def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
         """Return a plan, or why there is none."""
-        began_s = time.monotonic()
+        began_s = now_s()
         if problem.peak_bytes <= limit_of(problem):
             return straight(no_swaps(self.name))
         found = NoPlan(Reason.NOT_FOUND, self.name, 0.0, "an operation would run again that must not")
         order = order_of(graph, cheap(problem, graph))
         made = None if order is None else with_swaps(_Offloading(), problem, graph, order, deadline_s)
         if made is None or isinstance(made, NoPlan):
-            return dataclasses.replace(made or found, planner=self.name, elapsed_s=time.monotonic() - began_s)
-        return dataclasses.replace(made[1], planner=self.name, elapsed_s=time.monotonic() - began_s)
+            return dataclasses.replace(made or found, planner=self.name, elapsed_s=now_s() - began_s)
+        return dataclasses.replace(made[1], planner=self.name, elapsed_s=now_s() - began_s)
 
 
 def worth(graph: Graph, result: int) -> float:
@@ -280,18 +280,18 @@ class Echo:
 
     def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
         """Return a plan, or why there is none."""
-        began_s, limit = time.monotonic(), limit_of(problem)
+        began_s, limit = now_s(), limit_of(problem)
         best: tuple[int, Order] = problem.peak_bytes, ()
         dropped: list[int] = []
         for result in sorted(cheap(problem, graph), key=lambda r: -worth(graph, r)):
-            if best[0] <= limit or time.monotonic() - began_s > deadline_s:
+            if best[0] <= limit or now_s() - began_s > deadline_s:
                 break
             order = order_of(graph, [*dropped, result])
             peak = None if order is None else rewritten(problem, graph, order).problem.peak_bytes
             if order is not None and peak is not None and peak <= best[0]:
                 dropped.append(result)
                 best = peak, order
-        took_s = time.monotonic() - began_s
+        took_s = now_s() - began_s
         if best[0] > limit:
             detail = f"without {len(dropped)} results of cheap operations {format_bytes(best[0])} are left"
             return NoPlan(Reason.NOT_FOUND, self.name, took_s, detail)

@@ -23,7 +23,6 @@ import dataclasses
 import heapq
 import itertools
 import math
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -32,6 +31,7 @@ from zico.base.units import KIB, MIB
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.autoswap import AutoSwap
 from zico.planning.saving.bound import Rounding, fluid_of
+from zico.planning.saving.clock import now_s
 from zico.planning.saving.fast import Replayer
 from zico.planning.saving.network import cut_open, shares_within
 from zico.planning.saving.problem import SwapPlan, Transfers, no_swaps
@@ -363,20 +363,20 @@ class Flow:
             ``INFEASIBLE`` if an operation needs more at once; ``NOT_FOUND`` or ``OUT_OF_TIME`` if
             no plan that was tried keeps the limit.
         """
-        began_s = time.monotonic()
+        began_s = now_s()
         limit = problem.limit_bytes
         if limit is None or problem.peak_bytes <= limit:
-            return no_swaps(self.name, time.monotonic() - began_s)
+            return no_swaps(self.name, now_s() - began_s)
         if limit < problem.least_bytes:
             detail = f"an operation needs {problem.least_bytes} bytes at once: give that limit or a higher one"
-            return NoPlan(Reason.INFEASIBLE, self.name, time.monotonic() - began_s, detail)
+            return NoPlan(Reason.INFEASIBLE, self.name, now_s() - began_s, detail)
         best = _Best(Replayer(problem))
         tries = _in_parts if self._options.region_bytes else _in_whole
         for plan in itertools.chain(_published(problem, deadline_s), tries(problem, limit, self._options, best)):
             best.see(plan)
-            if best.cost[0] <= self._options.enough or time.monotonic() - began_s > deadline_s:
+            if best.cost[0] <= self._options.enough or now_s() - began_s > deadline_s:
                 break
-        elapsed_s = time.monotonic() - began_s
+        elapsed_s = now_s() - began_s
         if best.plan is None:
             reason = Reason.OUT_OF_TIME if elapsed_s > deadline_s else Reason.NOT_FOUND
             return NoPlan(reason, self.name, elapsed_s, f"nothing that was tried stays within {limit} bytes")

@@ -22,9 +22,10 @@ Guarantees
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import deque
 from typing import TYPE_CHECKING
+
+from zico.planning.saving.clock import now_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -232,21 +233,21 @@ class StepGraph:
         Each step of the search passes through the whole graph. When the deadline has passed, more
         runs again than is needed.
         """
-        end_s = time.monotonic() + deadline_s
+        end_s = now_s() + deadline_s
         again = set(self._again)
         kept, cost, copies = self._needed(again)
         limit = max(limit_bytes, kept)
         for _ in range(_MOST_ROUNDS):
             gains = []
             for i in copies:
-                if time.monotonic() > end_s:
+                if now_s() > end_s:
                     break
                 without = self._needed(again - {i})
                 if without[1] < cost:
                     gains.append(((cost - without[1]) / max(without[0] - kept, 1), i))
             taken = False
             for _, i in sorted(gains, reverse=True):
-                if time.monotonic() > end_s:
+                if now_s() > end_s:
                     break
                 without = self._needed(again - {i})
                 if without[0] <= limit and without[1] <= cost:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zico.planning.packing.problem import NoPlan, Problem
+from zico.planning.saving.clock import now_s
 from zico.planning.saving.fast import Replayer, transfer_ns
 from zico.planning.saving.problem import no_swaps
 from zico.trace.lifetimes import cut_open
@@ -129,13 +129,13 @@ def lowest_limit(
         steps: The limit is found to this fraction of the peak.
         bound_bytes: No limit below it is looked at; from ``bound.least_peak``, say.
     """
-    began_s = time.monotonic()
+    began_s = now_s()
     replayer = Replayer(problem)
     low, found = max(problem.least_bytes, bound_bytes), Lowest(problem.peak_bytes, no_swaps(planner.name))
     step = max(problem.peak_bytes // steps, 1)
     reach = max((problem.peak_bytes - low) // _FIRST, step) if bound_bytes else problem.peak_bytes
     while found.limit_bytes - low > step:
-        left_s = deadline_s - (time.monotonic() - began_s)
+        left_s = deadline_s - (now_s() - began_s)
         if left_s <= 0:
             break
         middle = min((low + found.limit_bytes) // 2, low + reach)
@@ -147,4 +147,4 @@ def lowest_limit(
                 found = Lowest(min(middle, replayed.peak_bytes), plan)
                 continue
         low = middle
-    return dataclasses.replace(found, plan=dataclasses.replace(found.plan, elapsed_s=time.monotonic() - began_s))
+    return dataclasses.replace(found, plan=dataclasses.replace(found.plan, elapsed_s=now_s() - began_s))

@@ -13,7 +13,6 @@ Theory of operation
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from zico.base.compiled import compiled
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving import schedules
 from zico.planning.saving.autoswap import AutoSwap
+from zico.planning.saving.clock import now_s
 from zico.planning.saving.combined import (
     Capuchin,
     SuperNeurons,
@@ -74,7 +74,7 @@ class Zico:
         """Return a plan, or why there is none."""
         from zico.planning.saving.flow import Flow
 
-        began_s = time.monotonic()
+        began_s = now_s()
         if problem.peak_bytes <= limit_of(problem):
             return straight(no_swaps(self.name))
         search = _Search(problem, graph, began_s, deadline_s)
@@ -83,7 +83,7 @@ class Zico:
         search.mix(self._swaps or Flow())
         if search.best is None and self._swaps is None:
             search.move_by_others()
-        took_s = time.monotonic() - began_s
+        took_s = now_s() - began_s
         if search.best is None:
             return dataclasses.replace(search.why, planner=self.name, elapsed_s=took_s)
         return dataclasses.replace(search.best, planner=self.name, elapsed_s=took_s)
@@ -114,14 +114,14 @@ class _Search:
         took_ns: dict[tuple[Order, bool], float] = {}
         for order in starts(self._problem, self._graph, self._flat, self._until(_STARTING)):
             for by_worth in (False, True):
-                if (order, by_worth) not in took_ns and time.monotonic() < self._until(_DRAWING):
+                if (order, by_worth) not in took_ns and now_s() < self._until(_DRAWING):
                     took_ns[order, by_worth] = self._keep(order, dearness(self._graph, order, by_worth=by_worth))
-            if time.monotonic() > self._until(_STARTING):
+            if now_s() > self._until(_STARTING):
                 break
         self._ranked = sorted(took_ns, key=lambda each: took_ns[each])
         random, n = np.random.default_rng(_SEED), int(np.isfinite(list(took_ns.values())).sum())
         for _ in range(_DRAWS * n):
-            if time.monotonic() > self._until(_DRAWING):
+            if now_s() > self._until(_DRAWING):
                 break
             order, by_worth = self._ranked[min(int(random.exponential(1.5)), n - 1)]  # mostly good ones
             dear = dearness(self._graph, order, by_worth=by_worth)
@@ -170,9 +170,9 @@ class _Search:
         peak, orders = self._problem.peak_bytes, {tuple(range(len(self._graph)))}
         for share in (0.0, *_SHARES):
             target = self._limit + int(share * (peak - self._limit))
-            some = scheduled("dtr", self._graph, target, (time.monotonic() + self._until(_PRUNING)) / 2)
+            some = scheduled("dtr", self._graph, target, (now_s() + self._until(_PRUNING)) / 2)
             for order, by_worth in (*self._ranked[:_MIXED], *((each, False) for each in some)):
-                if time.monotonic() < self._until(_PRUNING):
+                if now_s() < self._until(_PRUNING):
                     dear = dearness(self._graph, order, by_worth=by_worth)
                     orders.add(pruned(self._flat, order, target, dear, self._until(_PRUNING)))
         return orders
@@ -182,7 +182,7 @@ class _Search:
 
     def _move(self, planner: SwapPlanner, order: Order, end_s: float) -> float:
         """Let a planner move what an order holds beyond the limit, in half of the time; returns what that takes."""
-        left_s = end_s - time.monotonic()
+        left_s = end_s - now_s()
         if left_s <= 0:
             return float("inf")
         found = with_swaps(planner, self._problem, self._graph, order, left_s / 2)
@@ -205,7 +205,7 @@ class _Search:
 
         order = tuple(range(len(self._graph)))
         for name in _LAST:
-            self._move(swap_planner(name), order, max(self._until(1.0), time.monotonic() + 0.1 * self._deadline_s))
+            self._move(swap_planner(name), order, max(self._until(1.0), now_s() + 0.1 * self._deadline_s))
 
 
 # -- starts ----------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def starts(problem: SwapProblem, graph: Graph, of: Flat, end_s: float) -> Iterat
     some = cheap(problem, graph)
 
     def part_s() -> float:
-        return (2 * time.monotonic() + end_s) / 3
+        return (2 * now_s() + end_s) / 3
 
     yield from ordered(graph, everything)
     yield from ordered(graph, some)
@@ -243,7 +243,7 @@ def ordered(graph: Graph, dropped: Collection[int]) -> Iterator[Order]:
 
 def scheduled(planner: str, graph: Graph, limit_bytes: int, end_s: float) -> Iterator[Order]:
     """Yield the schedule of a planner of ``schedules``, if it finds one in time."""
-    left_s = end_s - time.monotonic()
+    left_s = end_s - now_s()
     if left_s > 0:
         answer = schedules.plan(planner, graph, limit_bytes, left_s)
         if not isinstance(answer, NoPlan):
@@ -258,7 +258,7 @@ def greedy(graph: Graph, of: Flat, candidates: Sequence[int], limit_bytes: int, 
     dropped = np.zeros(len(graph.size_bytes), np.bool_)
     best = peak_of(of, dropped)
     for result in sorted(candidates, key=lambda r: -worth(graph, r)):
-        if best <= limit_bytes or time.monotonic() > end_s:
+        if best <= limit_bytes or now_s() > end_s:
             break
         dropped[result] = True
         peak = peak_of(of, dropped)
@@ -284,7 +284,7 @@ def pruned(of: Flat, order: Order, limit_bytes: int, dear: Float64s, end_s: floa
         order: An order of them.
         limit_bytes: A repeat goes if no more is held without it; or no more than before.
         dear: For each step; the dearest repeat is left out first.
-        end_s: No repeat is tried after this, by ``time.monotonic``.
+        end_s: No repeat is tried after this, by ``clock.now_s``.
     """
     steps = np.array(order, np.int64)
     runs = np.ones(len(order), np.bool_)
@@ -294,7 +294,7 @@ def pruned(of: Flat, order: Order, limit_bytes: int, dear: Float64s, end_s: floa
     ranked = repeats[np.argsort(-dear[repeats], kind="stable")]
     limit_bytes = max(limit_bytes, _peak(of, steps, runs))
     for begin in range(0, len(ranked), _AT_ONCE):
-        if time.monotonic() > end_s:
+        if now_s() > end_s:
             break
         _leave_out(of, steps, runs, ranked[begin : begin + _AT_ONCE], limit_bytes)
     return tuple(steps[runs].tolist())

@@ -27,13 +27,13 @@ Known limitations
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.autoswap import Candidates, gaps_between_accesses, in_order, over
+from zico.planning.saving.clock import now_s
 from zico.planning.saving.fast import Replayer
 from zico.planning.saving.problem import READ, SwapPlan, no_swaps
 
@@ -53,7 +53,7 @@ class FlashNeuron:
 
     def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
         """Return a plan, or why there is none."""
-        began_s = time.monotonic()
+        began_s = now_s()
         if _fits(problem) or problem.limit_bytes is None:
             return no_swaps(self.name)
         candidates = Candidates(problem)
@@ -67,12 +67,12 @@ class Gist:
 
     def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
         """Return a plan, or why there is none."""
-        began_s = time.monotonic()
+        began_s = now_s()
         if _fits(problem):
             return no_swaps(self.name)
         chosen = _inputs_of_layers(problem)
         made = _whole(problem, chosen, chosen.last, self.name)
-        took_s = time.monotonic() - began_s
+        took_s = now_s() - began_s
         if Replayer(problem).replay(made).is_good:
             return dataclasses.replace(made, elapsed_s=took_s)
         return NoPlan(Reason.NOT_FOUND, self.name, took_s, "with all that is kept encoded the limit is not kept")
@@ -85,7 +85,7 @@ class TFLMS:
 
     def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
         """Return a plan, or why there is none."""
-        began_s = time.monotonic()
+        began_s = now_s()
         if _fits(problem) or problem.limit_bytes is None:
             return no_swaps(self.name)
         candidates = Candidates(problem)
@@ -105,14 +105,14 @@ class LMS:
 
     def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
         """Return a plan, or why there is none."""
-        began_s = time.monotonic()
+        began_s = now_s()
         if _fits(problem) or problem.limit_bytes is None:
             return no_swaps(self.name)
         gaps = gaps_between_accesses(problem)
         asked = _reclaimed(problem, gaps, problem.limit_bytes)
         chosen = gaps.take(np.array(list(asked), np.int64))
         made = _whole(problem, chosen, chosen.last, self.name, out=np.array(list(asked.values()), np.int64))
-        took_s = time.monotonic() - began_s
+        took_s = now_s() - began_s
         if Replayer(problem).replay(made).is_good:
             return dataclasses.replace(made, elapsed_s=took_s)
         return NoPlan(Reason.NOT_FOUND, self.name, took_s, "an operation lacks memory when all that is idle has left")
@@ -140,7 +140,7 @@ class VDNN:
 
     def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
         """Return a plan, or why there is none."""
-        began_s = time.monotonic()
+        began_s = now_s()
         if _fits(problem):
             return no_swaps(self.name)
         replayer, inputs = Replayer(problem), _inputs_of_layers(problem)
@@ -148,9 +148,9 @@ class VDNN:
         for chosen in (of_convolutions, inputs) if len(of_convolutions) else (inputs,):
             made = _one_layer_ahead(problem, chosen)
             if replayer.replay(made).is_good:
-                return dataclasses.replace(made, elapsed_s=time.monotonic() - began_s)
+                return dataclasses.replace(made, elapsed_s=now_s() - began_s)
         detail = f"with all {len(inputs)} inputs of layers away the limit is not kept: it knows no other way"
-        return NoPlan(Reason.NOT_FOUND, self.name, time.monotonic() - began_s, detail)
+        return NoPlan(Reason.NOT_FOUND, self.name, now_s() - began_s, detail)
 
 
 def _inputs_of_layers(problem: SwapProblem) -> Gaps:

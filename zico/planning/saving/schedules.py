@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from zico.base.units import format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.checkmate import MOST_ALONE, MOST_OPS, checkmate, checkmate_lp, layers
+from zico.planning.saving.clock import now_s
 from zico.planning.saving.recomputation import judge
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Schedule:
 
 def chen(graph: Graph, limit_bytes: int, deadline_s: float) -> Found:
     """Return the cheapest schedule of segments that keeps the limit, over the bytes that a segment may make."""
-    end_s = time.monotonic() + deadline_s
+    end_s = now_s() + deadline_s
     made = np.cumsum(graph.made_bytes[: graph.n_forward]).tolist()
     best: tuple[int, Order] | None = None
     bounds = sorted({0, *made})
@@ -54,7 +54,7 @@ def chen(graph: Graph, limit_bytes: int, deadline_s: float) -> Found:
         judged = judge(graph, order, limit_bytes)
         if judged.broken is None and (best is None or judged.cost_ns < best[0]):
             best = judged.cost_ns, order
-        if time.monotonic() > end_s:
+        if now_s() > end_s:
             break
     return (best[1] if best else None), False
 
@@ -96,7 +96,7 @@ def _segmented(graph: Graph, segment: Sequence[int]) -> Order:
 
 def dtr(graph: Graph, limit_bytes: int, deadline_s: float) -> Found:
     """Return the schedule of a run that drops results when memory is full; ``None``: it cannot go on."""
-    run = _Dtr(graph, limit_bytes, time.monotonic() + deadline_s)
+    run = _Dtr(graph, limit_bytes, now_s() + deadline_s)
     done = all(run.make(op) for op in range(len(graph)))
     return (tuple(run.order) if done else None), False
 
@@ -135,7 +135,7 @@ class _Dtr:
     def _run(self, op: int, pinned: set[int]) -> bool:
         """Run an operation whose inputs are held; what others wait with is pinned."""
         graph, inputs, results = self._graph, self._graph.inputs[op], self._graph.results[op]
-        if len(self.order) >= _MOST_RUNS * len(graph) or time.monotonic() > self._end_s:
+        if len(self.order) >= _MOST_RUNS * len(graph) or now_s() > self._end_s:
             return False
         new_bytes = sum(graph.size_bytes[result] for result in results if result not in self._held)
         may_run = graph.may_run(op, self._first)
@@ -214,17 +214,17 @@ def plan(name: str, graph: Graph, limit_bytes: int, deadline_s: float) -> Schedu
     Raises:
         ConfigError: SciPy is not installed, which the programs need.
     """
-    began_s = time.monotonic()
+    began_s = now_s()
 
     def none(reason: Reason, detail: str) -> NoPlan:
-        return NoPlan(reason, name, time.monotonic() - began_s, detail)
+        return NoPlan(reason, name, now_s() - began_s, detail)
 
     if limit_bytes < graph.least_bytes:
         least = f"{format_bytes(graph.least_bytes)}, {graph.least_bytes} bytes"
         return none(Reason.INFEASIBLE, f"an operation needs {least}, at once: give that limit or a higher one")
     straight = tuple(range(len(graph)))
     if judge(graph, straight, limit_bytes).broken is None:
-        return Schedule(straight, name, time.monotonic() - began_s, optimal=True)
+        return Schedule(straight, name, now_s() - began_s, optimal=True)
     if name.startswith("checkmate") and len(graph) > MOST_ALONE:
         by_layer = layers(graph, limit_bytes)
         if len(by_layer.graph) > MOST_OPS:
@@ -235,7 +235,7 @@ def plan(name: str, graph: Graph, limit_bytes: int, deadline_s: float) -> Schedu
     else:
         order, optimal = PLANNERS[name](graph, limit_bytes, deadline_s)
     if order is None:
-        if not optimal and time.monotonic() - began_s >= deadline_s:
+        if not optimal and now_s() - began_s >= deadline_s:
             reason, what = Reason.OUT_OF_TIME, f"nothing found in {deadline_s:.3g} s: give it longer"
         else:
             reason = Reason.INFEASIBLE if optimal else Reason.NOT_FOUND
@@ -244,7 +244,7 @@ def plan(name: str, graph: Graph, limit_bytes: int, deadline_s: float) -> Schedu
     broken = judge(graph, order, limit_bytes).broken
     if broken is not None:
         return none(Reason.NOT_FOUND, broken)
-    return Schedule(order, name, time.monotonic() - began_s, optimal)
+    return Schedule(order, name, now_s() - began_s, optimal)
 
 
 PLANNERS: Mapping[str, Callable[[Graph, int, float], Found]] = {

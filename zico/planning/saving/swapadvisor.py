@@ -19,7 +19,6 @@ Known limitations
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,6 +26,7 @@ import numpy as np
 from zico.base.units import format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.autoswap import LEAST_BYTES, begin_ns, end_ns, gaps_between_accesses, in_order
+from zico.planning.saving.clock import now_s
 from zico.planning.saving.fast import Replayer
 from zico.planning.saving.problem import SwapPlan, no_swaps
 
@@ -168,21 +168,21 @@ class SwapAdvisor:
 
     def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:
         """Return the best plan found, or why there is none."""
-        began_s = time.monotonic()
+        began_s = now_s()
         limit = problem.limit_bytes
         if limit is None or problem.peak_bytes <= limit:
-            return no_swaps(self.name, time.monotonic() - began_s)
+            return no_swaps(self.name, now_s() - began_s)
         if limit < problem.least_bytes:
             detail = f"an operation needs {problem.least_bytes} bytes at once: give that limit or a higher one"
-            return NoPlan(Reason.INFEASIBLE, self.name, time.monotonic() - began_s, detail)
+            return NoPlan(Reason.INFEASIBLE, self.name, now_s() - began_s, detail)
         planner = Belady(problem, limit, self._least_bytes)
         left = int(planner.load_with_all_away().max())
         if left > limit:
             detail = f"with all {len(planner.gaps)} candidates away {format_bytes(left)} are left, {left} bytes"
-            return NoPlan(Reason.NOT_FOUND, self.name, time.monotonic() - began_s, detail)
+            return NoPlan(Reason.NOT_FOUND, self.name, now_s() - began_s, detail)
         search = _Search(problem, planner, began_s + deadline_s)
         best = search.run(self._population)
-        elapsed_s = time.monotonic() - began_s
+        elapsed_s = now_s() - began_s
         if best is None:
             detail = f"all {len(search.took_ns)} plans come to a deadlock"
             return NoPlan(Reason.NOT_FOUND, self.name, elapsed_s, detail)
@@ -218,7 +218,7 @@ class _Search:
         return self._best
 
     def _ended(self) -> bool:
-        return self._best_ns <= self._least_ns or time.monotonic() > self._end_s
+        return self._best_ns <= self._least_ns or now_s() > self._end_s
 
     def _first(self, size: int) -> list[Individual]:
         """Return the first generation: each size its own class, all in one, and random ones."""
