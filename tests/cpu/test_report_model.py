@@ -322,6 +322,8 @@ def test_progress_says_who_waits_for_whom() -> None:
     gone = msgspec.structs.replace(halved, status=None)
     assert gone.budget_bytes == 128 * MIB
     assert next(plain_lines(snapshot())) == "a: no framework imported yet"
+    silent = msgspec.structs.replace(snapshot(), pools=(gone,))
+    assert list(plain_lines(silent)) == ["a: not known, as the broker does not answer", "b: failed (3)"]
 
 
 def test_the_planner_in_force_is_named_and_why() -> None:

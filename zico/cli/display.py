@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from zico.broker.protocol.messages import JobReport
-    from zico.report.model import JobProgress, Snapshot
+    from zico.report.model import JobProgress, PoolProgress, Snapshot
 
 
 # -- how far a run is: a live table on a terminal, plain lines elsewhere ---------------------------
@@ -55,7 +55,7 @@ def plain_lines(snapshot: Snapshot) -> Iterator[str]:
         members, pool = snapshot.processes_of(job), snapshot.pool_of(job)
         where = f" on {pool.device}" if snapshot.has_several_devices else ""
         if not members:
-            yield f"{job.name}{where}: {_state(job, None)}"
+            yield f"{job.name}{where}: {_state_outside(job, pool)}"
         for member in members:
             whom = waits_for(member, pool.members)
             waits = f", waiting {member.waiting_s:.1f} s for {whom}" if _is_waiting(member) else ""
@@ -84,7 +84,8 @@ def _live_rows(snapshot: Snapshot, job: JobProgress, colour: str) -> Iterator[tu
     members, pool = snapshot.processes_of(job), snapshot.pool_of(job)
     where = (Text(pool.device),) if snapshot.has_several_devices else ()
     if not members:
-        yield (Text(job.name, style=colour), Text(_state(job, None)), Text(""), Text(""), *where, Text(""), Text(""))
+        state = Text(_state_outside(job, pool))
+        yield (Text(job.name, style=colour), state, Text(""), Text(""), *where, Text(""), Text(""))
     for member in members:
         bar = memory_bar(member.held_bytes, pool.budget_bytes)
         yield (
@@ -105,12 +106,21 @@ def memory_bar(held_bytes: int, budget_bytes: int) -> str:
     return _FULL * filled + _EMPTY * (BAR_CELLS - filled)
 
 
-def _state(job: JobProgress, member: JobReport | None) -> str:
+def _state(job: JobProgress, member: JobReport) -> str:
+    return state_of(member) if job.exit_code is None else _end(job)
+
+
+def _state_outside(job: JobProgress, pool: PoolProgress) -> str:
+    """Return the state of a job of which no process is known to be in the pool."""
     if job.exit_code is not None:
-        return "ended" if job.exit_code == 0 else f"failed ({job.exit_code})"
-    if member is None:
-        return "outside the budget" if job.is_outside else "no framework imported yet"
-    return state_of(member)
+        return _end(job)
+    if pool.status is None:
+        return "not known, as the broker does not answer"
+    return "outside the budget" if job.is_outside else "no framework imported yet"
+
+
+def _end(job: JobProgress) -> str:
+    return "ended" if job.exit_code == 0 else f"failed ({job.exit_code})"
 
 
 def _is_waiting(member: JobReport) -> bool:
