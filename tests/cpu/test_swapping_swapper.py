@@ -527,6 +527,20 @@ def test_a_margin_grows_while_that_costs_nothing(took: list[int], waits: list[in
     assert found[-1] == pytest.approx(last)
 
 
+def planned_in_three_turns(learner: Learner) -> Plan | None:
+    """Let a learner see the same iteration of two tensors three times, and planners answer; returns its last plan."""
+    planned = None
+    for _ in range(3):
+        for tick, code in enumerate((0, 2, 3, 1)):
+            learner.note_event(code, tick)
+        learner.note_size(SIZE)
+        learner.note_size(SIZE)
+        planned = learner.turn(0)
+        if learner.planning is not None:
+            learner.planning.join(DEADLINE_S)
+    return planned
+
+
 def test_what_is_idle_longest_leaves_until_a_planner_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planner may take longer than iterations do; what it answered stays in force while it is asked again."""
     ticks = itertools.count(step=MS)
@@ -594,14 +608,7 @@ def test_the_learner_goes_on_where_nothing_can_be_chosen(monkeypatch: pytest.Mon
         choose=choose,
         follow=lambda planner, note: told.append((planner, note)),
     )
-    for _ in range(3):
-        for tick, code in enumerate((0, 2, 3, 1)):
-            learner.note_event(code, tick)
-        learner.note_size(SIZE)
-        learner.note_size(SIZE)
-        planned = learner.turn(0)
-        if learner.planning is not None:
-            learner.planning.join(DEADLINE_S)
+    planned = planned_in_three_turns(learner)
     assert asked == [(int(2 * SIZE * (1 - MARGIN_SHARE)), "zico")]
     assert told == [("longest", "zico cannot plan (no process for 2 tensors); longest is used instead")]
     assert planned is not None
@@ -631,14 +638,7 @@ def test_the_learner_tells_whose_choice_is_followed(answer: Chosen | NoPlan | No
         choose=lambda *_: answer,
         follow=lambda *words: heard.append(words),
     )
-    for _ in range(3):
-        for tick, code in enumerate((0, 2, 3, 1)):
-            learner.note_event(code, tick)
-        learner.note_size(SIZE)
-        learner.note_size(SIZE)
-        planned = learner.turn(0)
-        if learner.planning is not None:
-            learner.planning.join(DEADLINE_S)
+    planned = planned_in_three_turns(learner)
     assert set(heard) == {told}
     assert planned is not None
     assert planned.leaves == {0}

@@ -3,8 +3,8 @@
 A run reports that, also where nobody reads what the process writes to its standard error.
 
 Guarantees: the standard library is enough, since one of the reasons is that this Python has none of
-what Zico needs; nothing is raised; a broker that does not listen costs ``DEADLINE_S`` at most, one
-that is gone nothing.
+what Zico needs. A broker that does not listen costs ``DEADLINE_S`` at most, one that is gone
+nothing. Only a ``ZICO_STARTING`` that is no number of seconds raises an error (``ConfigError``).
 """
 
 from __future__ import annotations
