@@ -21,12 +21,14 @@ names = st.text(min_size=1, max_size=12).filter(lambda text: text == text.strip(
 @example("\u202eevil\u2066")
 @example("a\x1b[2Jb")
 @example("\ud800")
+@example("two\nlines")
 def test_any_text_is_printed_as_it_is(name: str) -> None:
-    """In a line and in a table, a text is neither markup nor emoji, and what cannot be seen is an escape."""
+    """A text is neither markup nor emoji, what cannot be seen is an escape, and a line's end stays one."""
+    lines = [visible(line).strip() for line in name.split("\n") if line.strip()]
     for printed in (name, _table(name)):
         outfile = io.StringIO()
         TextConsole(outfile).print(printed)
-        assert [line.strip() for line in outfile.getvalue().splitlines() if line.strip()] == [visible(name)]
+        assert [line.strip() for line in outfile.getvalue().splitlines() if line.strip()] == lines
 
 
 def _table(name: str) -> Table:
