@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
+VERSION = 2
+"""Of the figures that have what the driver keeps for itself."""
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 
 
@@ -31,6 +33,8 @@ class Memory:
 
     total: int
     free: int
+    reserved: int = 0
+    """Told to those alone who ask for the second version of these figures."""
 
 
 class Library:
@@ -40,6 +44,7 @@ class Library:
         """Answer with these figures; the function ``failing`` fails."""
         self.memory = memory
         self.processes = processes
+        self.mps: list[Process] = []
         self.failing = failing
         self.questions = 0
         self.open = 0
@@ -49,21 +54,23 @@ class Library:
         """Be what ``import pynvml`` gives."""
         module = types.ModuleType("pynvml")
         module.NVMLError = NvmlError  # type: ignore[attr-defined]
+        module.nvmlMemory_v2 = VERSION  # type: ignore[attr-defined]
         for name in (
             "Init",
             "Shutdown",
             "DeviceGetHandleByUUID",
             "DeviceGetMemoryInfo",
             "DeviceGetComputeRunningProcesses",
+            "DeviceGetMPSComputeRunningProcesses",
         ):
             setattr(module, f"nvml{name}", self._function(name))
         monkeypatch.setitem(sys.modules, "pynvml", module)
 
     def _function(self, name: str) -> object:
-        def function(*args: object) -> object:
+        def function(*args: object, **named: object) -> object:
             if name == self.failing:
                 raise NvmlError(name)
-            return getattr(self, f"_{name}")(*args)
+            return getattr(self, f"_{name}")(*args, **named)
 
         return function
 
@@ -78,12 +85,15 @@ class Library:
             raise NvmlError(uuid)
         return 1
 
-    def _DeviceGetMemoryInfo(self, _handle: int) -> Memory:  # noqa: N802
-        self.questions += 1
-        return self.memory
+    def _DeviceGetMemoryInfo(self, _handle: int, version: int | None = None) -> Memory:  # noqa: N802
+        self.questions += version is None
+        return self.memory if version == VERSION else dataclasses.replace(self.memory, reserved=0)
 
     def _DeviceGetComputeRunningProcesses(self, _handle: int) -> list[Process]:  # noqa: N802
         return self.processes
+
+    def _DeviceGetMPSComputeRunningProcesses(self, _handle: int) -> list[Process]:  # noqa: N802
+        return self.mps
 
 
 def uninstall(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,10 +45,41 @@ def library(monkeypatch: pytest.MonkeyPatch, others: tuple[int, int]) -> Library
 
 
 def test_used_memory_is_pool_contexts_and_foreign(library: Library, others: tuple[int, int]) -> None:
-    """What is used splits into the pool, what foreign processes hold, and the rest: contexts of broker and jobs."""
+    """What is used splits into the pool, what is listed for broker and jobs, and the rest, which is of others."""
+    library.memory = Memory(80 * GIB, 22 * GIB)
+    found = Outside(UUID, 50 * GIB).look({others[0]}, 0)
+    assert found == OutsideFigures(context_bytes=3 * GIB, foreign_bytes=5 * GIB)
+    assert library.memory.total - library.memory.free == 50 * GIB + sum(found)
+
+
+def test_memory_that_no_process_is_listed_for_is_no_context_of_a_job(library: Library, others: tuple[int, int]) -> None:
+    """Another pool, whose broker has no context, or what a dead process still holds, counts for others."""
+    library.memory = Memory(80 * GIB, 2 * GIB)
+    found = Outside(UUID, 50 * GIB).look({others[0]}, 0)
+    assert found == OutsideFigures(context_bytes=3 * GIB, foreign_bytes=25 * GIB)
+
+
+def test_what_the_driver_keeps_for_itself_is_nobodys(library: Library, others: tuple[int, int]) -> None:
+    """Where the library tells it, memory for the system's own use is neither a context nor another's."""
+    library.memory = Memory(80 * GIB, 20 * GIB, reserved=2 * GIB)
+    found = Outside(UUID, 50 * GIB).look({others[0]}, 0)
+    assert found == OutsideFigures(context_bytes=3 * GIB, foreign_bytes=5 * GIB)
+
+
+def test_clients_of_mps_are_listed_apart_and_count_as_any_process(library: Library, others: tuple[int, int]) -> None:
+    """A job under MPS has its context, though the list of processes names the server alone."""
+    library.processes, library.mps = [Process(others[1], GIB)], [Process(others[0], 4 * GIB)]
+    found = Outside(UUID, 50 * GIB).look({others[0]}, 0)
+    assert found == OutsideFigures(context_bytes=4 * GIB, foreign_bytes=6 * GIB)
+
+
+def test_regions_that_the_library_counts_for_who_has_mapped_them_are_no_context(
+    library: Library, others: tuple[int, int]
+) -> None:
+    """Contexts are at most what is used beyond the pool and what others are listed for."""
+    library.processes = [Process(others[0], 51 * GIB), Process(others[1], 5 * GIB)]
     found = Outside(UUID, 50 * GIB).look({others[0]}, 0)
     assert found == OutsideFigures(context_bytes=5 * GIB, foreign_bytes=5 * GIB)
-    assert library.memory.total - library.memory.free == 50 * GIB + sum(found)
 
 
 def test_the_library_is_asked_at_most_once_a_second_and_opened_once(library: Library) -> None:
