@@ -17,6 +17,7 @@ import pytest
 import software_cuda
 from cuda_twin import ROOT, Process, compile_once
 from test_cuda_twin_broker import Broker
+from zico.adapters import torch_cuda_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -268,6 +269,25 @@ def test_saved_tensors_are_made_again(broker: Broker, note: dict[str, Any]) -> N
     assert found["with_cudnn"] == [True], "as when they were made first"
     assert found["timed_on"] == [0, 0], "as the pool is"
     assert (ended["exit"], ended["errors"], ended["bad_calls"]) == (0, "", 0)
+    assert is_whole(broker)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+        ("PYTORCH_ALLOC_CONF", "backend:native,max_split_size_mb:64,roundup_power2_divisions:[256:1,>:8]"),
+        ("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync,pinned_use_cuda_host_register:True"),
+    ],
+)
+def test_settings_of_the_allocator_leave_a_job_in_the_pool(broker: Broker, name: str, settings: str) -> None:
+    """Tensors are the pool's, pinned memory is PyTorch's as ever, and one line names what has no effect."""
+    ended = run("pool", broker, "copies", **{name: settings})
+    found = ended["copies"]
+    assert (found["in_pool"], found["is_equal"], found["left_bytes"]) == (True, [True, True], 0)
+    without_effect = settings.removesuffix(",pinned_use_cuda_host_register:True")
+    assert ended["errors"].splitlines() == [f"zico: {torch_cuda_memory.NO_EFFECT.format(f'{name}={without_effect}')}"]
+    assert (ended["exit"], ended["bad_calls"]) == (0, 0)
     assert is_whole(broker)
 
 
