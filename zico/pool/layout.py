@@ -188,7 +188,7 @@ class Job(Record):
     promised: I8  # the most that it could have held since it joined: what needs more is refused, less waits
     claim_extra: I8  # regions by which this iteration has exceeded its profile
     outgrown: I8  # 1: the iteration is longer and holds more than any that the profile knows
-    ahead_cap: I8  # regions by which it may run ahead of its device (zico.pool.fences), 0: not tuned yet
+    ahead_cap: I8  # bytes by which it may run ahead of its device (zico.pool.fences), 0: not tuned yet
     first_boundary_ns: I8  # when the first and the last iteration ended (throughput between them)
     last_boundary_ns: I8
     boundary_since_ns: I8  # when the wait at the boundary began, 0 if none
