@@ -15,12 +15,12 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from zico.base.errors import DriverError, ZicoError
+from zico.base.mps import CONTROL, daemon_at
 from zico.base.paths import cache_refusal
 from zico.base.rundir import base_directory
 from zico.base.settings import HOST, PLAN_VARIABLE, kind_of
 from zico.base.units import format_bytes
 from zico.broker.devices import devices_here, has_usable_driver
-from zico.broker.lingering import CONTROL, daemon_at
 from zico.broker.outside import use_now
 from zico.launch.jobs import Command, job_environment
 from zico.launch.outsiders import PYTHON, blocking_flag

@@ -38,7 +38,7 @@ from zico.launch.placement import Offer, choose
 from zico.launch.pools import Metrics, Pool
 from zico.launch.processes import readable
 from zico.launch.queue import PoolNow, tells_out_of_memory
-from zico.launch.watchdog import BEGIN_S, Watchdog
+from zico.launch.watchdog import BEGIN_S, Watchdog, send
 from zico.report.model import (
     JobFigures,
     JobProgress,
@@ -625,9 +625,8 @@ class Supervisor:
         self._send(signal.SIGKILL)
 
     def _send(self, signum: int) -> None:
-        for job in self._jobs:
-            if job.child is not None and job.living:
-                job.child.send(signum)
+        """Signal all processes of the jobs; a daemon of MPS that does not answer holds the run up for ``mps.END_S``."""
+        send([job.child.pid for job in self._jobs if job.child is not None and job.living], signum)
 
     def _kill(self, guardian: Watchdog) -> None:
         """Kill what still lives; normally nothing does."""
