@@ -50,6 +50,16 @@ class _Location(ctypes.Structure):
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
 
+class _Flags(ctypes.Structure):
+    """``CUmemAllocationProp::allocFlags``."""
+
+    _fields_ = (
+        ("compressionType", ctypes.c_ubyte),
+        ("gpuDirectRDMACapable", ctypes.c_ubyte),
+        ("rest", ctypes.c_ubyte * 6),
+    )
+
+
 class _Properties(ctypes.Structure):
     """``CUmemAllocationProp``."""
 
@@ -58,7 +68,7 @@ class _Properties(ctypes.Structure):
         ("requestedHandleTypes", ctypes.c_int),
         ("location", _Location),
         ("win32HandleMetaData", ctypes.c_void_p),
-        ("allocFlags", ctypes.c_ubyte * 8),
+        ("allocFlags", _Flags),
     )
 
 

@@ -196,13 +196,19 @@ def require(ordinal: int, api: object | None = None) -> DeviceFacts:
 
 
 def properties(call: Calls, ordinal: int) -> Any:  # noqa: ANN401 - a CUmemAllocationProp
-    """Describe memory of a device that can be exported as a file descriptor."""
+    """Describe memory of a device that can be exported as a file descriptor, and registered for RDMA where it can.
+
+    Libraries register tensors with network cards (NCCL, UCX). Memory that was created without the
+    flag is refused there.
+    """
     api = call.api
     wanted = api.CUmemAllocationProp()
     wanted.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     wanted.requestedHandleTypes = api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     wanted.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     wanted.location.id = ordinal
+    if _asker(call, call("cuDeviceGet", ordinal))("GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"):
+        wanted.allocFlags.gpuDirectRDMACapable = 1
     return wanted
 
 
