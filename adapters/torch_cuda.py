@@ -48,7 +48,7 @@ def enable(joined: Session) -> None:
         HookError: PyTorch's allocator is in use already, or this build cannot be redirected.
     """
     import torch
-    from zico.adapters import torch_cuda_memory
+    from zico.adapters import torch_cuda_memory, torch_pools
 
     if ignored := torch_cuda_memory.settle(os.environ):
         inform(ignored)
@@ -86,6 +86,7 @@ def enable(joined: Session) -> None:
     except HookError as error:
         complain("cuDNN cannot time its algorithms in this job", error)
     torch_cuda_memory.Answers(joined, torch).install()
+    torch_pools.serve(torch)
     torch_graphs.watch(joined.heap, torch)
     torch_trees.serve(joined, torch)
 

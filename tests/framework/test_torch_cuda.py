@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import sys
 import warnings
@@ -13,7 +14,7 @@ import pytest
 import torch
 from hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
 from torch.cuda import _memory_viz
-from zico.adapters import torch_cuda, torch_cuda_memory, torch_graphs, torch_trees
+from zico.adapters import torch_cuda, torch_cuda_memory, torch_graphs, torch_pools, torch_trees
 
 from zico.base.errors import HookError
 from zico.heap.cuda import hooks, on_stream
@@ -398,6 +399,40 @@ def test_settings_that_a_script_changes_are_told_once(
     assert read == ["expandable_segments:False"] * 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(" has ")[0] for line in lines] == ["zico: expandable_segments:False", "zico: backend:native"]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a PyTorch with Zico's pools, put back afterwards."""
+    for module in (torch.cuda, torch.cuda.memory):
+        for name in ("MemPool", "use_mem_pool"):
+            monkeypatch.setattr(module, name, None, raising=False)
+    names = itertools.count()
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(names)))
+    for name in ("_share_cuda_", "_new_shared_cuda"):
+        monkeypatch.setattr(torch.UntypedStorage, name, None, raising=False)
+    torch_pools.serve(torch)
+
+
+@pytest.mark.usefixtures("served")
+def test_a_pool_of_pytorchs_is_a_name() -> None:
+    """Pools have names of their own and change nothing about a tensor; an allocator of their own is one sentence."""
+    first, second = torch.cuda.MemPool(), torch.cuda.memory.MemPool(None, use_on_oom=True, no_split=True)
+    with torch.cuda.use_mem_pool(first), torch.cuda.memory.use_mem_pool(second, device="cuda:0"):
+        assert torch.ones(1).sum() == 1
+    assert (first.id, second.id) == ((0, 0), (0, 1))
+    assert (first.allocator, first.use_count(), first.snapshot(include_traces=False)) == (None, 1, [])
+    with pytest.raises(RuntimeError, match=r"^zico: a torch.cuda.MemPool with an allocator of its own"):
+        torch.cuda.MemPool(object())  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("served")
+def test_gpu_memory_is_not_shared_with_processes() -> None:
+    """Both ends of sharing say in one sentence what to do."""
+    storage = torch.ones(1).untyped_storage()
+    for share in (storage._share_cuda_, torch.UntypedStorage._new_shared_cuda):
+        with pytest.raises(RuntimeError, match=r"^zico: a tensor in GPU memory cannot be shared .*: send a copy in"):
+            share()
 
 
 def test_an_allocator_in_use_is_refused(session: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
