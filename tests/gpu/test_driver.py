@@ -103,6 +103,7 @@ def test_a_failed_mapping_is_told_and_undone(device: Device) -> None:
     with create(device, 2) as memory, reserve(device, 1) as window:
         device.driver.fill_device(record[0], memory)
         assert mapping.map_piece(record[0], window.handle, 0, 0)
+        assert mapping.open_pieces(record[0], window.handle, 1)
         device.write(window.handle, b"mine")
         assert not mapping.map_piece(record[0], window.handle, 1, 0)
         assert device.read(window.handle, 4) == b"mine"

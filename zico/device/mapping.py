@@ -51,7 +51,7 @@ def status(result: int) -> int:
 
 @compiled
 def map_piece(device: DeviceRecord, address: int, piece: int, was_mapped: int) -> bool:
-    """Map a piece of the device's memory at an address of a window, readable and writable.
+    """Map a piece of the device's memory at an address of a window; it is to be used after ``open_pieces``.
 
     Args:
         device: A ``DEVICE`` record.
@@ -73,9 +73,25 @@ def map_piece(device: DeviceRecord, address: int, piece: int, was_mapped: int) -
     if was_mapped != 0:
         call(device.cuMemUnmap, (address, device.piece_bytes))  # a failure shows: nothing maps over a mapping
     handle = int(np.int64(array_at(device.handles_address, piece + 1, _U64)[piece]))
-    mapped = _map_handle(device, address, handle)
+    result = call(device.cuMemMap, (address, device.piece_bytes, 0, handle, 0))
     leave_context(device, others)
-    return mapped
+    return status(result) == 0
+
+
+@compiled
+def open_pieces(device: DeviceRecord, address: int, n: int) -> bool:
+    """Let the device read and write ``n`` pieces that ``map_piece`` has put side by side, by one call.
+
+    Returns:
+        Whether it may. If not, the pieces are mapped, and whoever touches one faults.
+    """
+    keep_out_of_line()
+    if device.kind == HOST:
+        return True
+    others = enter_context(device)
+    result = call(device.cuMemSetAccess, (address, n * device.piece_bytes, address_of(device) + _ACCESS, 1))
+    leave_context(device, others)
+    return status(result) == 0
 
 
 @compiled
