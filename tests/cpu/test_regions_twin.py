@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from driver_contract import open_descriptors
 from twin_tenant import TwinTenant
 from twin_world import REGION_BYTES, World
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 N = 6
+IMPORT = "cuMemImportFromShareableHandle"
 
 
 @contextlib.contextmanager
@@ -71,7 +75,7 @@ class _FromOneOn(dict[str, str]):
 
     def pop(self, key: str, *_default: Any) -> Any:  # noqa: ANN401 - as a dict's
         """Return a status for a call that is to fail."""
-        if key not in {"cuMemMap", "cuMemSetAccess"}:
+        if key not in {IMPORT, "cuMemMap", "cuMemSetAccess"}:
             return None
         self.left -= 1
         return "UNKNOWN" if self.left < 0 else None
@@ -79,7 +83,7 @@ class _FromOneOn(dict[str, str]):
 
 def test_a_grant_that_the_driver_refuses_half_way_leaves_nothing_mapped() -> None:
     """From whichever call on the driver refuses, nothing stays mapped or owned, and later the tensor is served."""
-    for first in range(N + 1):
+    for first in range(2 * N):  # an import and a map of each region but the first, its map, and the access
         with jobs(N, 1) as (world, (job,)):
             record, stream = job.record[0], job.handles[0]
             world.twin._failing = _FromOneOn(first)
@@ -90,3 +94,41 @@ def test_a_grant_that_the_driver_refuses_half_way_leaves_nothing_mapped() -> Non
             use_and_free(job, N)
             job.leave()
             assert not world.faults
+
+
+# -- imports ---------------------------------------------------------------------------------------
+
+
+def test_a_jobs_start_and_end_do_not_depend_on_regions_that_it_never_maps() -> None:
+    """A job of a pool of many regions makes as many calls, by name, as one of a pool of few."""
+    made = []
+    for n in (N, 8 * N):
+        with World(n) as world:
+            before = world.twin.counts.copy()
+            with TwinTenant(world) as job:
+                assert (world.twin.counts - before)[IMPORT] == 1
+                assert use_and_free(job, 2)[IMPORT] <= 2
+                job.leave()
+            counts = world.twin.counts - before
+            counts["cuCtxGetCurrent"] -= counts.pop("cuMemExportToShareableHandle")  # the broker's, made once for all
+            made.append(counts)
+    assert made[0] == made[1]
+
+
+def test_a_region_is_imported_once_and_its_descriptor_closed_then() -> None:
+    """Each region's descriptor stays open until it is mapped first; nobody inherits one, and none outlives the job."""
+    with World(N) as world:
+        before = open_descriptors()
+        with TwinTenant(world) as job:
+            use_and_free(job, 1)
+            kept = [int(one) for one in job.member.memory.descriptors if one >= 0]
+            assert len(kept) in (N - 1, N - 2), "of all but the first one, and the one that the tensor had"
+            for descriptor in kept:
+                assert Path(f"/proc/self/fd/{descriptor}").readlink().name.startswith("memfd:")
+                assert not os.get_inheritable(descriptor)
+            assert min(kept) > max(int(one) for one in before), "low numbers are left to the program"
+            use_and_free(job, N)
+            assert use_and_free(job, N)[IMPORT] == 0
+            assert (job.member.memory.descriptors < 0).all()
+            job.leave()
+        assert open_descriptors() <= before

@@ -28,9 +28,12 @@ _READ_WRITE = host.PROT_READ_WRITE
 _NONE = host.PROT_NONE
 _PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
 _U64 = np.dtype("u8")
+_I32 = np.dtype("i4")
+_FILE_DESCRIPTOR = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _STATUS_MASK = 0xFFFFFFFF  # a CUresult is 32 bits wide; the upper half of the register is anything
 _CURRENT = DEVICE.fields["current"][1]
 _ACCESS = DEVICE.fields["access"][1]
+_CREATED = DEVICE.fields["created"][1]
 
 
 @intrinsic
@@ -53,6 +56,9 @@ def status(result: int) -> int:
 def map_piece(device: DeviceRecord, address: int, piece: int, was_mapped: int) -> bool:
     """Map a piece of the device's memory at an address of a window; it is to be used after ``open_pieces``.
 
+    On a CUDA device a piece of another process's memory is imported when it is mapped for the first
+    time.
+
     Args:
         device: A ``DEVICE`` record.
         address: Where; a multiple of the granularity.
@@ -73,9 +79,27 @@ def map_piece(device: DeviceRecord, address: int, piece: int, was_mapped: int) -
     if was_mapped != 0:
         call(device.cuMemUnmap, (address, device.piece_bytes))  # a failure shows: nothing maps over a mapping
     handle = int(np.int64(array_at(device.handles_address, piece + 1, _U64)[piece]))
-    result = call(device.cuMemMap, (address, device.piece_bytes, 0, handle, 0))
+    if handle == 0:
+        handle = _import(device, piece)
+    mapped = handle != 0 and status(call(device.cuMemMap, (address, device.piece_bytes, 0, handle, 0))) == 0
     leave_context(device, others)
-    return status(result) == 0
+    return mapped
+
+
+@compiled
+def _import(device: DeviceRecord, piece: int) -> int:
+    """Import a piece by its descriptor, which is closed then; returns its handle, 0: the driver has refused."""
+    keep_out_of_line()
+    descriptors = array_at(device.descriptors_address, piece + 1, _I32)
+    descriptor: int = np.int64(descriptors[piece])  # type: ignore[assignment]  # one type for compiled code
+    device.created = 0
+    arguments = (address_of(device) + _CREATED, descriptor, _FILE_DESCRIPTOR)
+    if status(call(device.cuMemImportFromShareableHandle, arguments)) != 0:
+        return 0
+    array_at(device.handles_address, piece + 1, _U64)[piece] = device.created
+    descriptors[piece] = -1
+    call(device.close, (descriptor,))
+    return device.created
 
 
 @compiled
@@ -244,7 +268,6 @@ def move(mover_address: int, address: int, size_bytes: int, location: int) -> bo
 #     One call at a time per ``DEVICE`` record, as in ``zico.device.mapping``.
 
 _PROPERTIES = DEVICE.fields["pinned_properties"][1]
-_CREATED = DEVICE.fields["created"][1]
 
 
 @compiled
