@@ -475,8 +475,10 @@ class Program:
     def file(self) -> Path:
         """Return where the machine code is kept."""
         digest = hashlib.sha256(_toolchain())
-        for source in sorted({source for module in self._modules for source in closure(_source(module))}):
-            digest.update(f"{source.name}\n".encode() + _digest(source))
+        # By name and content: a checkout and an installed package have the same files in other places.
+        sources = {source for module in self._modules for source in closure(_source(module))}
+        for name, content in sorted({(source.name, _digest(source)) for source in sources}):
+            digest.update(f"{name}\n".encode() + content)
         return code_directory() / f"{self.name}-{digest.hexdigest()[:16]}.o"
 
     @property
