@@ -51,6 +51,7 @@ MODELS = {
     "dcgan": ("dcgan", {}),
     "resnet18_small": ("resnet", {}),
     "lstm": ("lstm", {}),
+    "branches": ("branches", {}),
 }
 """Name -> module, and arguments that keep iterations short."""
 AHEAD = 2
@@ -65,7 +66,7 @@ def parsed() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--batch", type=int, help="default: the model's own")
     parser.add_argument("--device", default="cuda", help="cuda or cpu")
     parser.add_argument("--iterations", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after the first iteration")
@@ -93,9 +94,8 @@ def build(options: argparse.Namespace) -> Callable[[], torch.Tensor]:
     torch.backends.cudnn.benchmark = options.benchmark
     module, arguments = MODELS[options.model]
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
-    step: Callable[[], torch.Tensor] = getattr(importlib.import_module(module), options.model)(
-        options.batch, **arguments
-    )
+    given = {} if options.batch is None else {"batch": options.batch}
+    step: Callable[[], torch.Tensor] = getattr(importlib.import_module(module), options.model)(**given, **arguments)
     if options.dtype == "bfloat16":
         step = torch.autocast(options.device, dtype=torch.bfloat16)(step)
     return step

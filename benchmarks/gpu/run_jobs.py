@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
 
-IN_TURN = "in turn"
+IN_TURN = "in_turn"
 """Each job alone, one after the other, with all of the GPU and without Zico."""
 WAYS = ("plain", "zico", IN_TURN)
 FOOTPRINT = "footprint"
