@@ -14,6 +14,7 @@ figure of a rehearsal is judged.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
 import signal
@@ -76,6 +77,8 @@ class Run:
             sys.exit(f"{self._file} holds results {'without' if self._twin else 'of a rehearsal with'} --twin: move it")
         self._lease = len(leases) + 1
         self._chosen = [one for one in run_parts.CONFIGURATIONS if not options.only or one.part in options.only]
+        if self._twin:
+            self._chosen = [dataclasses.replace(one, rounds=1) for one in self._chosen if one.rehearsal is not None]
         self._tried: set[tuple[str, int]] = set()
         self._early: tuple[Unit, ready.Process] | None = None
 
@@ -153,7 +156,7 @@ class Run:
         script, *rest = configuration.command
         argv = [sys.executable, str(GPU / script), "--result", str(self._file), "--round", str(turn)]
         argv += ["--go", str(go)] if go else []
-        argv += [*rest, *(configuration.rehearsal if self._twin else ())]
+        argv += [*rest, *((configuration.rehearsal or ()) if self._twin else ())]
         self._log.write(f"\n== {configuration.key}, round {turn}\n")
         self._log.flush()
         return ready.Process(argv, log=self._log, go=go)
