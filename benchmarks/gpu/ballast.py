@@ -23,16 +23,25 @@ import driver_facts
 
 from zico.base.errors import DriverError
 from zico.base.units import GIB, MIB
+from zico.broker.outside import use_of
 from zico.device.cuda import CudaDriver
+from zico.device.cuda.facts import device_uuids
 
 if TYPE_CHECKING:
     from typing import IO, Self
+
+    from zico.broker.outside import DeviceUse
 
 ANSWER_S = 20.0
 """For one line."""
 PIECES = (GIB, 64 * MIB, 2 * MIB)
 """What the memory is taken in, the largest first."""
 CLOSE_S = 5.0
+
+
+def device_use() -> DeviceUse | None:
+    """Return how the first GPU is used, by whomever, without a context; ``None`` where nobody knows."""
+    return use_of(device_uuids()[0])
 
 
 # -- the process that holds the memory -------------------------------------------------------------

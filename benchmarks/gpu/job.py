@@ -218,10 +218,9 @@ def counted() -> dict[str, int]:
 
 def used_bytes() -> int | None:
     """Return what is used of the first GPU, by whomever, ``None`` where NVIDIA's management library does not know."""
-    from zico.broker.outside import use_of
-    from zico.device.cuda.facts import device_uuids
+    from ballast import device_use
 
-    use = use_of(device_uuids()[0])
+    use = device_use()
     return None if use is None else use.used_bytes
 
 

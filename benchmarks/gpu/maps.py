@@ -172,7 +172,7 @@ def main() -> int:
     begun_s = time.monotonic()
     status = record.DONE
     try:
-        figures = {"microseconds": measure(twin=options.twin)}
+        figures: dict[str, Any] = {"microseconds": measure(twin=options.twin)}
     except (ConfigError, DriverError, OSError, RuntimeError) as error:
         status, figures = record.FAILED, {"why": f"{type(error).__name__}: {error}"}
     told = {"seconds": time.monotonic() - begun_s, "turn": options.round, "status": status}

@@ -38,7 +38,7 @@ import numpy as np
 import ready
 import record
 import together
-from ballast import Ballast
+from ballast import Ballast, device_use
 from together import Job, Together
 
 from zico.base.errors import ZicoError
@@ -151,20 +151,8 @@ def budget_bytes(peaks: Sequence[dict[str, Any]], share: int, of: str) -> int:
 
 def used_bytes() -> int | None:
     """Return what is used of the first GPU, by whomever; ``None`` where nobody knows."""
-    from zico.broker.outside import use_of
-    from zico.device.cuda.facts import device_uuids
-
-    use = use_of(device_uuids()[0])
+    use = device_use()
     return None if use is None else use.used_bytes
-
-
-def free_bytes() -> int | None:
-    """Return what is free of it."""
-    from zico.broker.outside import use_of
-    from zico.device.cuda.facts import device_uuids
-
-    use = use_of(device_uuids()[0])
-    return None if use is None else use.free_bytes
 
 
 class Room:
@@ -401,9 +389,9 @@ class Run:
         """Wait until the pool can be made beside the run that is measured, at most until this one is told to go."""
         has_room = False
         while self._on_gpu and not has_room and not self._is_told():
-            free = free_bytes()
-            wanted = self.figures.get("budget_bytes", NEVER_S) + ROOM_BYTES
-            has_room = free is not None and free > wanted and self._room.take()
+            use = device_use()
+            wanted = self.figures.get("budget_bytes", float("inf")) + ROOM_BYTES
+            has_room = use is not None and use.free_bytes > wanted and self._room.take()
             time.sleep(LOOK_S)
 
     # -- what it comes to --------------------------------------------------------------------------

@@ -178,8 +178,8 @@ def _alone_goals() -> tuple[Goal, ...]:
     for job in ALONE:
 
         def speed(found: Found, job: str = job) -> float | None:
-            ours, theirs = (rates(found, f"{job}, {way}") for way in ("zico", "plain"))
-            return over(ours and ours[0], theirs and theirs[0])
+            ours, theirs = (sum(rates(found, f"{job}, {way}") or [0.0]) for way in ("zico", "plain"))
+            return over(ours or None, theirs or None)
 
         def held(found: Found, job: str = job) -> float | None:
             lines = [line["jobs"][0] for line in found.get(f"{job}, zico", ())]
