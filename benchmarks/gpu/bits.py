@@ -34,16 +34,20 @@ import record
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    Check = Callable[["Programs"], dict[str, Any]]
+
+SANITIZER = "compute-sanitizer"
 PART = "bits"
 ALL = "programs"
 """The name of the line behind all others."""
-ROOMY = "6GiB"
-"""The budget of a program that is to have all that it wants."""
+ROOMY = "3GiB"
+"""The budget of a program that is to have all that it wants: a dozen of them fit a GPU."""
 SHARE = 75
 """Of the sum of the peaks, in percent, where programs share."""
 LIMIT = 60
 """Of its peak, in percent, what a program may hold that saves."""
 UNIT_BYTES = 4 << 20
+"""What budgets are rounded to."""
 AT = "12"
 """The iteration at which a job dies, or loses its context."""
 STALL_S = 10.0
@@ -183,6 +187,34 @@ def is_lacking(module: str) -> dict[str, Any] | None:
 # -- the checks ------------------------------------------------------------------------------------
 
 
+def one(
+    programs: Programs, command: tuple[str, ...], *told: str, before: tuple[str, ...] = (), needs: str = ""
+) -> dict[str, Any]:
+    """One program in a pool that has all that it wants; ``before`` stands before its command there."""
+    lacking = is_lacking(needs) if needs else None
+    if lacking:
+        return lacking
+    is_altered = bool(told or before)
+    done = programs.pooled([(*before, *command)], *told, budget=ROOMY) if is_altered else programs.alone(command)
+    return compared([programs.plain(command)], done)
+
+
+def arrays(library: str) -> Check:
+    """A library of arrays."""
+    return lambda programs: one(programs, programs.arrays(library), needs=library)
+
+
+def graph(way: str) -> Check:
+    """A way to CUDA graphs in PyTorch, whose memory stays with the graph."""
+    command = (sys.executable, "benchmarks/gpu/graph_job.py", way, "--iterations", "20")
+    return lambda programs: one(programs, command)
+
+
+def isolated(programs: Programs) -> dict[str, Any]:
+    """A job of a pool that clears memory before another job gets it."""
+    return one(programs, programs.job("dcgan"), "--isolate")
+
+
 def beside_jax(programs: Programs) -> dict[str, Any]:
     """PyTorch beside JAX in one pool that holds three quarters of what they want."""
     commands = [programs.job("dcgan"), programs.arrays("jax")]
@@ -195,23 +227,17 @@ def beside_jax(programs: Programs) -> dict[str, Any]:
     return found | {"budget": budget}
 
 
-def with_cupy(programs: Programs) -> dict[str, Any]:
-    """CuPy in a pool."""
-    command = programs.arrays("cupy")
-    return is_lacking("cupy") or compared([programs.plain(command)], programs.alone(command))
-
-
 def expandable(programs: Programs) -> dict[str, Any]:
     """A script whose environment asks PyTorch's allocator for expandable segments."""
-    command = programs.job("dcgan")
-    asking = ("env", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", *command)
-    return compared([programs.plain(command)], programs.pooled([asking], budget=ROOMY))
+    return one(programs, programs.job("dcgan"), before=("env", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"))
 
 
-def compiled(programs: Programs) -> dict[str, Any]:
-    """``torch.compile(mode="reduce-overhead")``, whose graphs keep memory of the pool."""
-    command = (sys.executable, "benchmarks/gpu/graph_job.py", "compiled", "--iterations", "20")
-    return compared([programs.plain(command)], programs.alone(command))
+def sanitized(programs: Programs) -> dict[str, Any]:
+    """A job whose kernels compute-sanitizer watches."""
+    if not shutil.which(SANITIZER):
+        return {"passed": False, "why": f"{SANITIZER} is not installed"}
+    watching = (SANITIZER, "--tool", "memcheck", "--error-exitcode", "9", "--target-processes", "all")
+    return one(programs, programs.job("dcgan", iterations=5), before=watching)
 
 
 def killed(programs: Programs) -> dict[str, Any]:
@@ -250,15 +276,22 @@ def many_streams(programs: Programs) -> dict[str, Any]:
     return found | {"limit": limit, "out_bytes": out_bytes, "passed": found["passed"] and out_bytes > 0}
 
 
-CHECKS: dict[str, Callable[[Programs], dict[str, Any]]] = {
+CHECKS: dict[str, Check] = {
     "PyTorch beside JAX": beside_jax,
     "17 streams with swapping": many_streams,
     "a kill under MPS": killed,
     "a lost context beside a waiting stream": lost,
-    "CuPy": with_cupy,
     "expandable_segments": expandable,
-    "reduce-overhead": compiled,
+    "reduce-overhead": graph("compiled"),
+    "a captured step": graph("captured"),
+    "graphed callables": graph("callables"),
+    "isolated": isolated,
+    "CuPy": arrays("cupy"),
+    "JAX": arrays("jax"),
+    "Numba": arrays("numba"),
 }
+SLOW: dict[str, Check] = {"compute-sanitizer": sanitized}
+"""Only with ``--only``."""
 REHEARSED = ("PyTorch beside JAX", "a kill under MPS")
 """The others run the same code, or need a GPU."""
 
@@ -267,7 +300,7 @@ def check(name: str, programs: Programs, options: argparse.Namespace) -> tuple[s
     """Run a check and append its line; returns whether it passed."""
     begun_s = time.monotonic()
     try:
-        figures = CHECKS[name](programs)
+        figures = (CHECKS | SLOW)[name](programs)
     except (OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
         figures = {"passed": False, "why": f"{type(error).__name__}: {error}"}
     status = record.DONE if figures["passed"] else record.FAILED
@@ -282,7 +315,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     record.add_options(parser)
     parser.add_argument("--expected", type=float, default=60.0, metavar="SECONDS", help="that a program may take")
-    parser.add_argument("--only", action="append", choices=CHECKS, help="only these checks")
+    parser.add_argument("--only", action="append", choices=[*CHECKS, *SLOW], help="only these checks")
     parser.add_argument("--twin", action="store_true", help="rehearse some of them on the host")
     options = parser.parse_args()
     if options.twin:
