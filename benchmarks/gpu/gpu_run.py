@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import shutil
 import signal
@@ -28,6 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[0]))  # PYTHONSAFEPATH leaves it out
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import carry
 import common
 import ready
 import record
@@ -35,8 +37,6 @@ import run_parts
 
 if TYPE_CHECKING:
     from types import FrameType
-
-    from run_parts import Configuration
 
 GPU = Path(__file__).resolve().parent
 QUESTION = "What is sharing a GPU worth?"
@@ -47,12 +47,12 @@ CHECK_S = 60.0
 """For the question whether there is a GPU."""
 HANG_S = 20.0
 """After the expected time; then the configuration is asked to end, and killed ``ready.ORDERLY_S`` later."""
+SLOWER = 10.0
+"""A rehearsal's time over the expected one, at most: software stands in for the device."""
 SPARE_S = 4.0
 """At the end of a call, to kill what runs and to write."""
-TOLD = 300
-"""Characters of a failure's last line."""
 
-Unit = tuple["Configuration", int]
+Unit = tuple[run_parts.Configuration, int]
 """A configuration, and which repeat of it."""
 
 
@@ -79,7 +79,8 @@ class Run:
         self._chosen = [one for one in run_parts.CONFIGURATIONS if not options.only or one.part in options.only]
         if self._twin:
             self._chosen = [dataclasses.replace(one, rounds=1) for one in self._chosen if one.rehearsal is not None]
-        self._tried: set[tuple[str, int]] = set()
+        self._tried: set[Unit] = set()
+        self._numbers = itertools.count()
         self._early: tuple[Unit, ready.Process] | None = None
 
     # -- what there is to do -----------------------------------------------------------------------
@@ -92,54 +93,63 @@ class Run:
         """Return the newest status of each configuration's round."""
         return {(f"{line['part']}/{line['name']}", line["round"]): line["status"] for line in record.lines(self._file)}
 
-    def todo(self) -> list[Unit]:
-        """Return what can be run now, the most valuable first, and what failed in an earlier call last."""
+    def _open(self) -> list[Unit]:
+        """Return what has no result, the most valuable first, and what failed in an earlier call last."""
         states = self._states()
-        done = {key for (key, _), status in states.items() if status == record.DONE}
-        open_ = [
+        units = [
             (states.get((one.key, turn)) == record.FAILED, turn, one.order, number)
             for number, one in enumerate(self._chosen)
             for turn in range(1, one.rounds + 1)
             if states.get((one.key, turn)) not in (record.DONE, record.KILLED)
-            and (one.key, turn) not in self._tried
-            and done.issuperset(one.needs)
         ]
-        return [(self._chosen[number], turn) for _, turn, _, number in sorted(open_)]
+        return [(self._chosen[number], turn) for _, turn, _, number in sorted(units)]
 
     def _next(self, left_s: float, *, but: Unit | None = None) -> Unit | None:
-        """Return the most valuable that fits."""
-        return next((unit for unit in self.todo() if unit != but and unit[0].expected_s <= left_s), None)
+        """Return the most valuable that fits, was not tried in this call, and has what it needs."""
+        done = {key for (key, _), status in self._states().items() if status == record.DONE}
+        for unit in self._open():
+            if unit not in (but, *self._tried) and unit[0].expected_s <= left_s and done.issuperset(unit[0].needs):
+                return unit
+        return None
 
     # -- running it --------------------------------------------------------------------------------
 
     def begin(self) -> str:
         """Write where and with what is measured; returns why nothing can run here, or nothing."""
-        described = common.document("gpu_run", QUESTION, {})
-        figures = {key: described[key] for key in ("commit", "machine", "versions")} | {"twin": self._twin}
         begun_s = time.monotonic()
+        carried = carry.folder()
+        figures: dict[str, Any] = {"twin": self._twin, "commit": carry.commit(carried)}
+        figures |= {"machine": common.machine(), "versions": common.versions(), "carried_files": carry.unpack(carried)}
+        # Ends at once where all is there.
+        warming = ready.Process([sys.executable, "-m", "zico.base.warming"], log=self._log)
         argv = [sys.executable, str(GPU / "driver_facts.py"), "--fact", "device", *(["--twin"] * self._twin)]
         try:
             asked = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=CHECK_S)
         except subprocess.TimeoutExpired:
+            warming.kill()
             return f"{NO_GPU}: the driver did not answer within {CHECK_S:.0f} s"
         if asked.returncode:
+            warming.kill()
             return f"{NO_GPU}: {(asked.stderr.strip().splitlines() or ['no answer'])[-1]}"
-        figures["device"] = json.loads(asked.stdout)
-        record.append(self._file, LEASE, str(self._lease), figures, seconds=time.monotonic() - begun_s)
+        figures |= {"device": json.loads(asked.stdout), "compile_cache": warming.finish(self.left_s())}
+        seconds = time.monotonic() - begun_s
+        record.append(self._file, LEASE, str(self._lease), figures, seconds=seconds)
+        common.note(
+            f"ready after {seconds:.0f} s, compile cache {figures['compile_cache']}; {self.left_s():.0f} s left"
+        )
         return ""
 
     def run(self) -> None:
         """Run what fits, one configuration after the other."""
         while (unit := self._next(self.left_s())) is not None:
             process = self._taken(unit)
-            self._tried.add((unit[0].key, unit[1]))
-            begun_s = time.monotonic()
+            self._tried.add(unit)
+            begun_s, left_s = time.monotonic(), self.left_s()
             process.release()
             self._start_early(unit)
-            allowed_s = unit[0].expected_s + HANG_S
-            state = process.finish(min(allowed_s, self.left_s()))
-            seconds = time.monotonic() - begun_s
-            self._close_unit(unit, state, process.exit_code, seconds, is_cut=seconds < allowed_s)
+            allowed_s = unit[0].expected_s * (SLOWER if self._twin else 1) + HANG_S
+            state = process.finish(min(allowed_s, left_s))
+            self._close_unit(unit, state, process.exit_code, time.monotonic() - begun_s, is_cut=left_s < allowed_s)
 
     def _taken(self, unit: Unit) -> ready.Process:
         """Return the unit's process, which may have been started early."""
@@ -152,7 +162,7 @@ class Run:
 
     def _started(self, unit: Unit) -> ready.Process:
         configuration, turn = unit
-        go = self._work / f"go-{len(list(self._work.iterdir()))}" if configuration.waits else None
+        go = self._work / f"go-{next(self._numbers)}" if configuration.waits else None
         script, *rest = configuration.command
         argv = [sys.executable, str(GPU / script), "--result", str(self._file), "--round", str(turn)]
         argv += ["--go", str(go)] if go else []
@@ -168,25 +178,21 @@ class Run:
             self._early = unit, self._started(unit)
 
     def _close_unit(self, unit: Unit, state: str, exit_code: int | None, seconds: float, *, is_cut: bool) -> None:
-        """Write the line that the command did not write itself, and say how it went.
-
-        What this call's own end has cut off gets no line: a later call runs it.
-        """
+        """Write the line that the command did not write itself, and say how it went."""
         configuration, turn = unit
-        status = self._states().get((configuration.key, turn))
+        said = self._states().get((configuration.key, turn))
         if state == ready.KILLED and is_cut:
-            said = "cut off: this call's time is over"
-        elif state == ready.PASSED and status == record.DONE:
-            said = record.DONE
+            said, why = record.CUT, "this call's time was over"
+        elif said == record.DONE:  # whatever became of the command afterwards
+            why = ""
         elif state == ready.KILLED:
-            said = record.KILLED
-            if status not in (record.DONE, record.KILLED):
-                self._append(unit, record.KILLED, {"why": f"had not ended after {seconds:.0f} s"}, seconds)
+            said, why = record.KILLED, "" if said == record.KILLED else f"had not ended after {seconds:.0f} s"
+        elif said != record.FAILED:
+            said, why = record.FAILED, f"exit code {exit_code}" if exit_code else "wrote no line"
         else:
-            said = record.FAILED
-            why = "wrote no line" if state == ready.PASSED else f"exit code {exit_code}"
-            if status != record.FAILED:
-                self._append(unit, record.FAILED, {"why": why}, seconds)
+            why = ""
+        if why:
+            self._append(unit, said, {"why": why}, seconds)
         common.note(f"{configuration.key}, round {turn}: {said}, {seconds:.0f} s; {self.left_s():.0f} s left")
 
     def _append(self, unit: Unit, status: str, figures: dict[str, Any], seconds: float) -> None:
@@ -226,7 +232,7 @@ class Run:
                 common.note(f"{part.name}: {goal.figure}: {shown}, {' and '.join(bounds)}: {said}")
         states = self._states()
         failed = [key for (key, _), status in states.items() if status in (record.FAILED, record.KILLED)]
-        left = [f"{one.key}, round {turn}" for one, turn in self.todo()]
+        left = [f"{one.key}, round {turn}" for one, turn in self._open()]
         for what, names in (("failed or killed", failed), ("not run", left)):
             if names:
                 common.note(f"{what}: {'; '.join(names)}")

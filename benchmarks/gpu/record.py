@@ -1,8 +1,9 @@
 """The results of a run on a GPU: a file of JSON lines, each appended at once by whoever found it.
 
-A line has ``part``, ``name`` and ``round``, which say what was measured; ``status`` (``done``,
-``failed`` or ``killed``), ``figures``, ``seconds`` and ``at``. A line is written whole by one call,
-so that several processes may append and a run that is killed leaves no half of one but at its end.
+A line has ``part``, ``name`` and ``round``, which say what was measured; ``status``, ``figures``,
+``seconds`` and ``at``. The newest line of a part, name and round counts. A line is written whole by
+one call, so that several processes may append and a run that is killed leaves no half of one but at
+its end.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
-DONE, FAILED, KILLED = "done", "failed", "killed"
+DONE, FAILED, KILLED, CUT = "done", "failed", "killed", "cut"
+"""Killed: it did not end in time, and is not tried again. Cut: the whole run's time was over first."""
 PEAKS = "peaks"
 """The part whose lines later configurations read: what a job holds at most."""
 
 Line = dict[str, Any]
 
 
-def add_options(parser: ArgumentParser) -> None:
+def add_options(parser: ArgumentParser, *, required: bool = True) -> None:
     """Offer what the runner gives to each command."""
-    parser.add_argument("--result", type=Path, required=True, metavar="FILE", help="append lines here")
+    parser.add_argument("--result", type=Path, required=required, metavar="FILE", help="append lines here")
     parser.add_argument("--round", type=int, default=1, metavar="N", help="which repeat this is, from 1 on")
 
 
