@@ -42,7 +42,7 @@ WINDOWS = 27
 """Reservations in one process, each as large as the device's memory."""
 ROUND_TRIPS = 100
 """Fewer operations than a stream holds, so that no call waits for room."""
-FACT_S = 60.0
+FACT_S = 20.0
 PATIENCE_S = 20.0
 """For what another process or the device has to do."""
 COUNTER, ANSWER = 0, 1

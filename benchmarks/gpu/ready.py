@@ -27,7 +27,7 @@ import psutil
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 PASSED, FAILED, KILLED = "passed", "failed", "killed"
 MARK = "GPU_RUN_MARKS"
@@ -37,6 +37,7 @@ ORDERLY_S = 5.0
 REAP_S = 10.0
 LONGEST_WAIT_S = 900.0
 _POLL_S = 0.005
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
@@ -75,6 +76,18 @@ def adopt() -> None:
     ctypes.CDLL(None).prctl(_SUBREAPER, 1)
 
 
+def _end_with(starter: int) -> Callable[[], None]:
+    """Return what lets a new process be told to end when its starter has ended, in whatever way."""
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_DEATH_SIGNAL, int(signal.SIGTERM))
+        if os.getppid() != starter:
+            os._exit(1)
+
+    return ask
+
+
 class Process:
     """A process, with all that it starts."""
 
@@ -105,6 +118,7 @@ class Process:
             stdout=log,
             stderr=log,
             process_group=0,
+            preexec_fn=_end_with(os.getpid()),  # noqa: PLW1509 - this process has one thread
         )
 
     @property
