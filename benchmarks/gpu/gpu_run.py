@@ -246,7 +246,7 @@ def listed(*, as_json: bool) -> str:
     """Return the parts and configurations with their expected seconds."""
     known = sorted(run_parts.CONFIGURATIONS, key=lambda one: one.order)
     if as_json:
-        keys = ("part", "name", "expected_s", "rounds", "order", "needs")
+        keys = ("part", "name", "expected_s", "rounds", "order", "needs", "rehearsal")
         return json.dumps([{key: getattr(one, key) for key in keys} for one in known], indent=1)
     lines = []
     for part in sorted(run_parts.PARTS, key=lambda one: min((c.order for c in known if c.part == one.name), default=0)):
