@@ -24,6 +24,7 @@ import common
 import record
 import run_jobs
 
+GPU = Path(__file__).resolve().parent
 PART = "sweep"
 MODELS = ("resnet18_small", "lstm")
 SEEDS = 4
@@ -53,12 +54,12 @@ def parsed() -> argparse.Namespace:
 def job(options: argparse.Namespace, model: str, seed: str, folder: str) -> list[str]:
     """Return the command of a job; its figures go to a file of the folder."""
     kind = "cpu" if options.twin else "cuda"
-    words = [sys.executable, "benchmarks/gpu/job.py", model, "--device", kind, "--seed", seed]
+    words = [sys.executable, str(GPU / "job.py"), model, "--device", kind, "--seed", seed]
     return [*words, "--iterations", str(options.iterations), "--figures", f"{folder}/{model}-{seed}.json"]
 
 
-def run(argv: list[str], deadline_s: float) -> float:
-    """Run a command to its end; returns its seconds.
+def run(argv: list[str], folder: str, deadline_s: float) -> float:
+    """Run a command to its end, in a folder that takes the journal of a sweep; returns its seconds.
 
     Raises:
         RuntimeError: It failed.
@@ -67,7 +68,7 @@ def run(argv: list[str], deadline_s: float) -> float:
     begun_s = time.monotonic()
     done = subprocess.run(
         argv,
-        cwd=common.ROOT,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -84,7 +85,7 @@ def serial(options: argparse.Namespace, folder: str) -> dict[str, Any]:
     """Run one job of each model, one after the other, and write what each takes."""
     seconds, stages = {}, {}
     for model in options.models:
-        seconds[model] = run(job(options, model, "1", folder), options.expected)
+        seconds[model] = run(job(options, model, "1", folder), folder, options.expected)
         figures = json.loads(Path(folder, f"{model}-1.json").read_text())
         stages[model] = {"stages": figures["stages"], "mean_ms": figures["mean_ms"], "median_ms": figures["median_ms"]}
         size = {name: figures.get(name, 1 << 27) for name in ("max_memory_reserved", "max_memory_allocated")}
@@ -102,7 +103,7 @@ def with_zico(options: argparse.Namespace, folder: str) -> dict[str, Any]:
     argv += ["--budget", f"{budget_bytes}B", "--json", str(report), "--at-most", count]
     argv += ["--grid", f"model={','.join(options.models)}", "--grid", f"seed=1..{options.seeds}"]
     argv += [] if options.twin else ["--mps"]
-    makespan_s = run([*argv, shlex.join(job(options, "{model}", "{seed}", folder))], options.expected)
+    makespan_s = run([*argv, shlex.join(job(options, "{model}", "{seed}", folder))], folder, options.expected)
     rows = [{name: row.get(name) for name in REPORTED} for row in json.loads(report.read_text())["jobs"]]
     jobs = {}
     for file in sorted(Path(folder).glob("*-*.json")):
