@@ -42,11 +42,11 @@ class SoftwareDevice:
         in_order = (_STREAM_CALL(f) for f in (self._mark, self._await, self._scrub))
         self._functions = (*in_order, _DEVICE_CALL(self._synchronize))
 
-    def timeline(self, member: PoolTable, spacing_bytes: int = 0, alone_bytes: int = 0) -> Timeline:
+    def timeline(self, member: PoolTable, **spacing: int) -> Timeline:
         """Return what a member's heap needs to use this device."""
         mark, wait, scrub, synchronize = (int(ctypes.cast(f, ctypes.c_void_p).value or 0) for f in self._functions)
         counters_address = int(member.member[0]["counters_address"])
-        spacing = {"spacing_bytes": spacing_bytes, "alone_bytes": alone_bytes}
+        spacing = {"alone_bytes": 0, "beside_bytes": 0} | spacing
         return Timeline(mark, wait, synchronize, counters_address, **spacing, scrub_address=scrub)
 
     # -- what jobs do

@@ -460,6 +460,23 @@ def test_a_job_does_not_run_further_ahead_than_its_bound() -> None:
         assert pool.jobs[b.number]["ahead_cap"] == 2 * fences.START_BYTES
 
 
+def test_a_device_is_not_idle_while_a_release_has_no_mark() -> None:
+    """What was put on a stream before the release may not be done: the bound grows only when a mark says that it is."""
+    with make_timeline_pool(16, _COARSE_BYTES) as pool, joined(pool, 2) as (_, (a, b)):
+        a.acquire(0, [NOBODY] * 16)
+        a.release(list(range(16)))
+        assert b.acquire(0, [0])[0] == BEHIND
+        b.release([0], issue=False)
+        assert b.acquire(0, [0])[0] == GRANTED
+        for _ in range(_IN_START):
+            assert b.acquire(0, [NOBODY])[0] == BEHIND
+        assert b.acquire(0, [NOBODY])[0] == WAIT
+        assert pool.jobs[b.number]["ahead_cap"] == fences.START_BYTES
+        b.mark(0)
+        counters(pool)[b.number, 0] = b.issued(0)
+        assert b.acquire(0, [NOBODY])[0] == BEHIND
+
+
 def test_a_request_larger_than_the_bound_is_served_when_nothing_is_ahead() -> None:
     """No request is too large for the bound: with nothing ahead it is granted at once."""
     with make_timeline_pool(16, _COARSE_BYTES) as pool, joined(pool, 2) as (_, (a, b)):

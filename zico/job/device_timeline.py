@@ -153,14 +153,15 @@ class DeviceTimeline:
         Args:
             pool: Of a CUDA device.
             spacing_bytes: Freed on a stream between two marks, whoever is there; ``None``: by
-                ``Timeline.spacing_bytes`` and ``alone_bytes``.
+                ``Timeline.spacing_bytes``, ``alone_bytes`` and ``beside_bytes``.
 
         Raises:
             ConfigError: The device can neither wait by itself nor by a kernel.
             DriverError: It refuses; nothing is left behind.
         """
         driver = cast("CudaDriver", pool.driver)
-        spacing = {} if spacing_bytes is None else dict.fromkeys(("spacing_bytes", "alone_bytes"), spacing_bytes)
+        spacings = ("spacing_bytes", "alone_bytes", "beside_bytes")
+        spacing = {} if spacing_bytes is None else dict.fromkeys(spacings, spacing_bytes)
         self._words = mmap.mmap(-1, _REGISTERED_BYTES)  # zico.kernels.spin: the words "stop" and "given up"
         self._array = np.frombuffer(self._words, np.int64)
         with contextlib.ExitStack() as undo:

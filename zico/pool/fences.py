@@ -176,6 +176,17 @@ def count_ahead(pool: Member) -> int:
     return count
 
 
+@compiled
+def _is_unmarked(pool: Member, pair: int) -> bool:
+    """Tell whether a region was released on a pair's stream without a mark so far: its device may be at work."""
+    keep_out_of_line()
+    regions = regions_of(pool)
+    for r in range(header_of(pool).n_regions):
+        if pair_in(regions[r].fence) == pair and not is_issued(pool, regions[r].fence):
+            return True
+    return False
+
+
 @inlined
 def may_run_ahead(pool: Member, slot: int, n: int) -> bool:
     """Tell whether this job may take ``n`` more regions before their fences have passed; tunes its bound.
@@ -191,7 +202,7 @@ def may_run_ahead(pool: Member, slot: int, n: int) -> bool:
     wanted_bytes = (ahead + n) * header.region_bytes
     pair = pair_of(pool.job, slot)
     refused = wanted_bytes > (me.ahead_cap or START_BYTES)
-    starved = refused and counters_of(pool)[at(pair)] >= issued_of(pool)[pair]
+    starved = refused and counters_of(pool)[at(pair)] >= issued_of(pool)[pair] and not _is_unmarked(pool, pair)
     most = header.n_regions * header.region_bytes
     me.ahead_cap = tuned(me.ahead_cap, most, starved, header.waiters > me.waiting_threads)
     return not refused or wanted_bytes <= me.ahead_cap
