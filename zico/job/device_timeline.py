@@ -167,7 +167,8 @@ class DeviceTimeline:
         with contextlib.ExitStack() as undo:
             words = undo.enter_context(driver.register_host(self._array.ctypes.data, _REGISTERED_BYTES))
             stream = undo.enter_context(driver.create_stream())
-            launcher = prepare(driver, words.device_address, words.device_address + WORD_BYTES)
+            also = (scrub.SCRUB,) if pool.header["isolate"] else ()
+            launcher = prepare(driver, words.device_address, words.device_address + WORD_BYTES, also)
             self._door = np.zeros(1, DOOR)
             self._door[0]["launcher"] = launcher[0]
             driver.fill_device(self._door[0]["device"], pool.memory)
