@@ -53,10 +53,19 @@ def way(options: str, gain: float, waited: float = 0.0) -> Way:
 @pytest.mark.parametrize(
     ("ways", "told"),
     [
-        ([way("", 1.41)], "run them together (zico run): that does 1.41 times what one after the other does"),
+        (
+            [way("", 1.41)],
+            (
+                "run them together (zico run): one alone leaves a part of the device idle, and together they do 1.41 "
+                "times what one after the other does"
+            ),
+        ),
         (
             [way("", 1.2), way("--mps", 1.51)],
-            "run them together (zico run --mps): that does 1.51 times what one after the other does",
+            (
+                "run them together (zico run --mps): one alone leaves a part of the device idle, and together they do "
+                "1.51 times what one after the other does"
+            ),
         ),
         (
             [way("", 0.9), way("--policy serial", 0.94, waited=0.5)],
@@ -68,8 +77,8 @@ def way(options: str, gain: float, waited: float = 0.0) -> Way:
         (
             [way("", 1.2, waited=0.25)],
             (
-                "run them together (zico run): that does 1.20 times what one after the other does; a job waited 25% of "
-                "the time, which a larger --budget may shorten"
+                "run them together (zico run): one alone leaves a part of the device idle, and together they do 1.20 "
+                "times what one after the other does; a job waited 25% of the time, which a larger --budget may shorten"
             ),
         ),
         (
@@ -92,6 +101,7 @@ def test_advice_names_the_fastest_way(ways: list[Way], told: str) -> None:
         (["--measure", "true"], "one command shares with nobody: give two or more"),
         (["--measure", "true", "'"], "cannot split the command"),
         (["--measure", "--mps", "true", "true"], "--mps: jobs share the host without it"),
+        (["--measure", "--device", "host:0,host:1", "true", "true"], "--device: jobs are measured on one device"),
         (["--measure", "--seconds", "0", "true", "true"], "--seconds 0: give seconds above 0"),
         (["--measure", "--deadline", "nan", "true", "true"], "--deadline nan: give seconds above 0"),
         (["--measure", "--save", "none", "true", "true"], "--save is about files: leave it out with --measure"),

@@ -131,6 +131,8 @@ def _fit_commands(chosen: Collection[str], **told: Any) -> int:  # noqa: ANN401 
     """Measure commands; returns the exit code."""
     from zico.cli import measure
 
+    if "," in (told["device"] or ""):
+        raise ConfigError(f"--device: jobs are measured on one device: give one of {told['device']}")
     words = [f"--{name}={told[name]}" for name in ("device", "budget", "region", "policy") if name in chosen]
     times_s = {}
     for name, default_s in (("seconds", measure.SECONDS), ("deadline", measure.DEADLINE_S)):

@@ -163,7 +163,10 @@ def advice(ways: Sequence[Way], policy: str, *, on_gpu: bool, mps: bool) -> str:
     best, waited = _best(ways), 0.0 if policy == SERIAL else max(ways[0].waited)
     said = f"zico run {best.options}".strip()
     if best.gain >= LEAST_GAIN:
-        text = f"run them together ({said}): that does {best.gain:.2f} times what one after the other does"
+        text = (
+            f"run them together ({said}): one alone leaves a part of the device idle, and together they do "
+            f"{best.gain:.2f} times what one after the other does"
+        )
     else:
         reason = "" if waited >= MUCH_WAITING else "one job keeps the device busy, and "
         text = (
