@@ -5,8 +5,9 @@ and workspaces are what it lists for the jobs and the broker. The rest beyond th
 That is more than it lists for them: a process without a context is not listed, such as the broker of
 another pool, and a process that has died may leave the list before its memory is free.
 
-Whether a process that has mapped the pool is listed with it, the manual leaves open. So contexts are
-at most what is used beyond the pool and what others are listed for.
+Whether a process that has mapped the pool is listed with it, the manual leaves open; the fact
+``listing`` of ``benchmarks/gpu/driver_facts.py`` asks, and has not run on a GPU. So contexts are at
+most what is used beyond the pool and what others are listed for.
 
 The library is asked by the optional package ``nvidia-ml-py`` (``import pynvml``); where that is
 missing, or knows less, the figures are left out.
