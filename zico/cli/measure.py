@@ -182,7 +182,7 @@ def advice(ways: Sequence[Way], policy: str, *, on_gpu: bool, mps: bool) -> str:
 
 def has_mps() -> bool:
     """Tell whether ``--mps`` works here."""
-    from zico.broker.lingering import CONTROL  # with Numba
+    from zico.base.mps import CONTROL
 
     return shutil.which(CONTROL) is not None
 
