@@ -15,8 +15,16 @@ VERSION = 2
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 
 
+NOT_SUPPORTED = 3
+
+
 class NvmlError(Exception):
     """The library's error."""
+
+    def __init__(self, what: str, value: int = 999) -> None:
+        """Say what failed and with which status of the library's (nvml.h)."""
+        super().__init__(what)
+        self.value = value
 
 
 @dataclasses.dataclass
@@ -48,6 +56,10 @@ class Library:
         self.failing = failing
         self.questions = 0
         self.open = 0
+        self.errors: int | None = None
+        """Of the GPU's memory, uncorrected; ``None``: it does not count them."""
+        self.lost = 0
+        """The status with which the GPU is no longer found."""
         self._uuid = uuid
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +74,7 @@ class Library:
             "DeviceGetMemoryInfo",
             "DeviceGetComputeRunningProcesses",
             "DeviceGetMPSComputeRunningProcesses",
+            "DeviceGetTotalEccErrors",
         ):
             setattr(module, f"nvml{name}", self._function(name))
         monkeypatch.setitem(sys.modules, "pynvml", module)
@@ -83,6 +96,8 @@ class Library:
     def _DeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
         if uuid != self._uuid:
             raise NvmlError(uuid)
+        if self.lost:
+            raise NvmlError(uuid, self.lost)
         return 1
 
     def _DeviceGetMemoryInfo(self, _handle: int, version: int | None = None) -> Memory:  # noqa: N802
@@ -94,6 +109,12 @@ class Library:
 
     def _DeviceGetMPSComputeRunningProcesses(self, _handle: int) -> list[Process]:  # noqa: N802
         return self.mps
+
+    def _DeviceGetTotalEccErrors(self, _handle: int, kind: int, since: int) -> int:  # noqa: N802
+        if self.errors is None:
+            raise NvmlError("ECC", NOT_SUPPORTED)
+        assert (kind, since) == (1, 0), "uncorrected ones, since the driver was loaded"
+        return self.errors
 
 
 def uninstall(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,7 @@ def test_the_library_is_asked_at_most_once_a_second_and_opened_once(library: Lib
     assert look(set(), LOOK_NS - 1) is first
     assert look(set(), LOOK_NS) != first
     assert (library.questions, library.open) == (2, 1)
+    assert Outside(UUID, GIB).fault == ""
 
 
 def test_less_used_than_the_pool_has_is_no_negative_context(library: Library) -> None:
@@ -119,6 +120,42 @@ def test_a_library_that_fails_is_as_good_as_none(library: Library, failing: str)
     assert use_of(UUID) is None
     assert library.open == 0
     assert Outside(UUID, GIB).look(set(), 0) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (6, "the driver does not find the GPU any more"),
+        (15, "the GPU is lost"),
+        (16, "the GPU must be reset"),
+        (999, ""),
+    ],
+)
+def test_a_gpu_that_is_lost_is_told(library: Library, status: int, says: str) -> None:
+    """A GPU that was there and is no longer ends the pool; one that was never seen, or another error, says nothing."""
+    seen, unseen = Outside(UUID, GIB), Outside(UUID, GIB)
+    seen.look(set(), 0)
+    assert seen.fault == ""
+    library.lost = status
+    for outside in (seen, unseen):
+        outside.look(set(), LOOK_NS)
+    library.lost = 0
+    seen.look(set(), 2 * LOOK_NS)
+    assert (seen.fault, unseen.fault) == (says, "")
+
+
+def test_errors_of_the_gpus_memory_are_told(library: Library) -> None:
+    """What could not be corrected since the pool was made ends it; what was before, or is not counted, does not."""
+    library.errors = 2
+    outside, uncounted = Outside(UUID, GIB), Outside(UUID, GIB)
+    outside.look(set(), 0)
+    assert outside.fault == ""
+    library.errors = None
+    uncounted.look(set(), 0)
+    assert uncounted.fault == ""
+    library.errors = 3
+    outside.look(set(), LOOK_NS)
+    assert outside.fault == "the GPU's memory has had errors (1) that could not be corrected"
 
 
 def test_without_the_library_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,9 @@ Answer = TypeVar("Answer")
 LOOK_NS = 1_000_000_000
 """Between two questions, each of which takes a system call per process."""
 _MOST_HOLDERS = 3
+_LOST = {6: "the driver does not find the GPU any more", 15: "the GPU is lost", 16: "the GPU must be reset"}
+"""By the library's status (nvml.h): NVML_ERROR_NOT_FOUND, NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED."""
+_UNCORRECTED, _SINCE_LOADED = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
 
 
 class DeviceUse(NamedTuple):
@@ -88,11 +91,16 @@ def _asked(identity: str, question: Callable[[Any, Any], Answer]) -> Answer | No
     nvml = _library()
     if nvml is None:
         return None
-    with contextlib.suppress(nvml.NVMLError), contextlib.ExitStack() as undo:
+    with contextlib.suppress(nvml.NVMLError):
+        return _answer(nvml, identity, question)
+    return None
+
+
+def _answer(nvml: Any, identity: str, question: Callable[[Any, Any], Answer]) -> Answer:  # noqa: ANN401 - a module
+    with contextlib.ExitStack() as undo:
         nvml.nvmlInit()
         undo.callback(nvml.nvmlShutdown)
         return question(nvml, nvml.nvmlDeviceGetHandleByUUID(identity))
-    return None
 
 
 def _use(nvml: Any, device: Any) -> DeviceUse:  # noqa: ANN401 - a module and a handle without types
@@ -119,6 +127,20 @@ def _processes(nvml: Any, device: Any) -> list[Any]:  # noqa: ANN401 - a module 
     with contextlib.suppress(AttributeError, nvml.NVMLError):  # an older package, an older driver
         listed += nvml.nvmlDeviceGetMPSComputeRunningProcesses(device)
     return listed
+
+
+def _errors(nvml: Any, device: Any) -> int:  # noqa: ANN401 - a module and a handle without types
+    """Return how many errors of the GPU's memory could not be corrected; 0 where they are not counted."""
+    try:
+        return int(nvml.nvmlDeviceGetTotalEccErrors(device, _UNCORRECTED, _SINCE_LOADED))
+    except nvml.NVMLError as error:
+        if _status_of(error) in _LOST:
+            raise
+        return 0
+
+
+def _status_of(error: Exception) -> int:
+    return int(getattr(error, "value", 0))
 
 
 def use_now(facts: DeviceFacts) -> DeviceUse:
@@ -163,13 +185,29 @@ class Outside:
                 nvml.nvmlInit()
         self._looked_ns = -LOOK_NS
         self._found: OutsideFigures | None = None
+        self._errors: int | None = None
+        self.fault = ""
+        """What has become of the GPU that ends the pool, as a part of a sentence; empty: nothing that is known."""
 
     def look(self, jobs: AbstractSet[int], now_ns: int) -> OutsideFigures | None:
         """Return the figures, at most ``LOOK_NS`` old; ``None``: nobody knows. ``jobs``: the members' processes."""
         if now_ns - self._looked_ns >= LOOK_NS:
             self._looked_ns = now_ns
             self._found = self._figures(jobs)
+            self.fault = self.fault or self._find_fault()
         return self._found
+
+    def _find_fault(self) -> str:
+        nvml = _library()
+        if nvml is None:
+            return ""
+        try:
+            errors = _answer(nvml, self._identity, _errors)
+        except nvml.NVMLError as error:
+            return _LOST.get(_status_of(error), "") if self._errors is not None else ""
+        self._errors = errors if self._errors is None else self._errors
+        more = errors - self._errors
+        return f"the GPU's memory has had errors ({more}) that could not be corrected" if more > 0 else ""
 
     def _figures(self, jobs: AbstractSet[int]) -> OutsideFigures | None:
         use = use_of(self._identity)

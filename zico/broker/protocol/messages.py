@@ -407,6 +407,8 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     """What the policy was told, as ``KEY=VALUE,KEY=VALUE``; empty: nothing."""
     launchers: tuple[Pid, ...] = ()
     """Processes that have left the pool to those that they start."""
+    fault: Text = ""
+    """Why the pool is gone, and what to do; empty: it is not."""
 
 
 class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
