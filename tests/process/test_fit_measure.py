@@ -31,7 +31,7 @@ def measuring(*arguments: str, **environ: str) -> ZicoRun:
 
 
 def test_jobs_that_hinder_each_other_are_told_to_run_one_after_the_other(tmp_path: Path) -> None:
-    """On a GPU, with and without MPS, together they do two thirds; one iteration at a time is tried, and is slower.
+    """On a GPU, with and without MPS, together they do two fifths; one iteration at a time is tried, and is slower.
 
     Code 1 says that sharing does not pay. The MPS daemon is private, and ends with its jobs.
     """
