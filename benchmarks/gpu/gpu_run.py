@@ -43,6 +43,8 @@ QUESTION = "What is sharing a GPU worth?"
 NO_GPU = "there is no GPU that Zico can use, and --twin was not given"
 LEASE = "lease"
 """The part of the line that says where and with what all lines behind it were measured."""
+WARMING = ("-m", "zico.base.warming")
+"""Ends at once where all machine code is there, carried or of an earlier call."""
 CHECK_S = 60.0
 """For the question whether there is a GPU."""
 HANG_S = 20.0
@@ -120,8 +122,7 @@ class Run:
         carried = carry.folder()
         figures: dict[str, Any] = {"twin": self._twin, "commit": carry.commit(carried)}
         figures |= {"machine": common.machine(), "versions": common.versions(), "carried_files": carry.unpack(carried)}
-        # Ends at once where all is there.
-        warming = ready.Process([sys.executable, "-m", "zico.base.warming"], log=self._log)
+        warming = ready.Process([sys.executable, *WARMING], log=self._log)
         argv = [sys.executable, str(GPU / "driver_facts.py"), "--fact", "device", *(["--twin"] * self._twin)]
         try:
             asked = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=CHECK_S)

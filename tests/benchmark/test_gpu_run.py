@@ -55,7 +55,7 @@ def test_every_configuration_is_rehearsed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr + (tmp_path / "log.txt").read_text()[-4000:]
     found = states(tmp_path)
     rehearsed = {f"{one['part']}/{one['name']}" for one in listed if one["rehearsal"] is not None}
-    assert dict.fromkeys(rehearsed, ["done"]).items() <= found.items()
+    assert {key: found.get(key) for key in rehearsed} == {key: ["done"] for key in rehearsed}
     assert all(line["figures"] for line in lines(tmp_path))
     assert "MISSED" not in done.stderr
     assert ": met" not in done.stderr
@@ -75,8 +75,9 @@ sys.path.insert(0, {gpu!r})
 import gpu_run
 import run_parts
 from run_parts import Configuration, Goal, Part, mean
-gpu_run.HANG_S = 1.0
+gpu_run.HANG_S = {hang_s}
 gpu_run.SLOWER = 1.0
+gpu_run.WARMING = ("-c", "")
 run_parts.PARTS = (Part("p", "Does it work?", (Goal("most", mean("good", "value"), most=1.0),)),)
 run_parts.CONFIGURATIONS = {table}
 sys.exit(gpu_run.main())
@@ -106,13 +107,13 @@ def table(tmp_path: Path) -> Callable[..., list[str]]:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(gpu=str(GPU)))
 
-    def made(*rows: tuple[Any, ...], options: tuple[str, ...] = ()) -> list[str]:
+    def made(*rows: tuple[Any, ...], options: tuple[str, ...] = (), hang_s: float = 1.0) -> list[str]:
         told = ", ".join(
             f"Configuration('p', {name!r}, ({str(script)!r}, {name!r}, {code!r}), {seconds}, rehearsal=(), "
             f"order={number}{''.join(f', {key}={value!r}' for key, value in (more[0] if more else {}).items())})"
             for number, (name, seconds, code, *more) in enumerate(rows)
         )
-        source = TABLE.format(gpu=str(GPU), table=f"({told},)")
+        source = TABLE.format(gpu=str(GPU), table=f"({told},)", hang_s=hang_s)
         return [sys.executable, "-c", source, "-o", str(tmp_path / "out"), "--twin", *options]
 
     return made
@@ -157,7 +158,7 @@ time.sleep(1000)
 
 def test_what_hangs_is_killed_and_counts_as_done(tmp_path: Path, table: Callable[..., list[str]]) -> None:
     """It ends with all that it started, in other sessions too; what it had written stays; no later call runs it."""
-    argv = table(("hangs", 1, HANGS), ("good", 1, ""))
+    argv = table(("hangs", 1, HANGS), ("good", 60, ""))
     done = ended(argv)
     assert done.returncode == 1, done.stderr
     assert states(tmp_path / "out") == {"p/half": ["done"], "p/hangs": ["killed"], "p/good": ["done"]}
@@ -170,7 +171,7 @@ def test_what_hangs_is_killed_and_counts_as_done(tmp_path: Path, table: Callable
 def test_what_failed_is_tried_again_last(tmp_path: Path, table: Callable[..., list[str]]) -> None:
     """A failure is one line with its exit code; a later call runs what was never tried before it."""
     fails = "sys.exit(3) if not os.path.exists(str(options.result) + '.mended') else None"
-    rows = (("fails", 1, fails), ("new", 1, ""))
+    rows = (("fails", 60, fails), ("new", 60, ""))
     assert ended(table(*rows[:1])).returncode == 1
     assert lines(tmp_path / "out")[-1]["figures"] == {"why": "exit code 3"}
     (tmp_path / "out" / "results.jsonl.mended").touch()
@@ -183,25 +184,24 @@ def test_what_does_not_fit_gives_way(tmp_path: Path, table: Callable[..., list[s
     """The most valuable that fits into the seconds left is run; the rest, and what needs it, is named as not run."""
     rows = (
         ("long", 900, ""),
-        ("needs", 1, "", {"needs": ("p/long",)}),
-        ("twice", 1, "", {"rounds": 2}),
-        ("last", 1, ""),
+        ("needs", 50, "", {"needs": ("p/long",)}),
+        ("first", 50, ""),
+        ("last", 50, ""),
     )
-    done = ended(table(*rows, options=("--seconds", "100")))
-    assert [line["name"] for line in lines(tmp_path / "out")[1:]] == ["twice", "last", "twice"]
+    done = ended(table(*rows, options=("--seconds", "800")))
+    assert [line["name"] for line in lines(tmp_path / "out")[1:]] == ["first", "last"]
     assert "not run: p/long, round 1; p/needs, round 1" in done.stderr
 
 
 def test_a_call_that_ends_first_cuts_and_a_later_one_goes_on(tmp_path: Path, table: Callable[..., list[str]]) -> None:
-    """What the call's own end cut off has no result: with the results as EARLIER, another call runs it."""
-    slow = "time.sleep(1000) if not os.path.exists(str(options.result) + '.quick') else None"
-    argv = table(("slow", 900, slow))
-    argv[argv.index("--twin") :] = ["--twin", "--seconds"]
-    # The call's end comes first although the configuration seems to fit.
-    first = ended(
-        [*(word.replace("1.0\nrun_parts", "1.0\ngpu_run.SPARE_S = 895.0\nrun_parts") for word in argv), "1800"]
-    )
+    """What the call's own end cut off has no result, and the next call runs it."""
+    quick = tmp_path / "quick"
+    slow = f"time.sleep(0 if os.path.exists({str(quick)!r}) else 1000)"
+    first = ended(table(("slow", 1, slow), options=("--seconds", "14"), hang_s=1000.0))
     assert states(tmp_path / "out") == {"p/slow": ["cut"]}, first.stderr
+    quick.touch()
+    assert ended(table(("slow", 60, slow))).returncode == 0
+    assert states(tmp_path / "out") == {"p/slow": ["cut", "done"]}
 
 
 def test_the_next_one_makes_ready_while_one_is_measured(tmp_path: Path, table: Callable[..., list[str]]) -> None:
@@ -209,7 +209,7 @@ def test_the_next_one_makes_ready_while_one_is_measured(tmp_path: Path, table: C
     waits_for_it = "while not list(__import__('pathlib').Path({!r}).glob('*/go-*.ready')): time.sleep(0.01)"
     folder = tmp_path / "temporary"
     folder.mkdir()
-    argv = table(("first", 60, waits_for_it.format(str(folder))), ("second", 1, "", {"waits": True}))
+    argv = table(("first", 60, waits_for_it.format(str(folder))), ("second", 60, "", {"waits": True}))
     done = subprocess.run(
         argv, env=os.environ | {"TMPDIR": str(folder)}, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
@@ -230,7 +230,7 @@ def test_a_call_that_is_told_to_end_leaves_whole_results(tmp_path: Path, table: 
 
 def test_results_of_an_earlier_lease_count(tmp_path: Path, table: Callable[..., list[str]]) -> None:
     """A call in another directory begins with them."""
-    argv = table(("good", 1, ""))
+    argv = table(("good", 60, ""))
     ended(argv)
     (tmp_path / "out").rename(tmp_path / "earlier")
     assert ended([*argv, "--earlier", str(tmp_path / "earlier" / "results.jsonl")]).returncode == 0
@@ -260,7 +260,7 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
 
 def test_a_rehearsal_and_a_run_do_not_share_a_file(tmp_path: Path, table: Callable[..., list[str]]) -> None:
     """Figures of the twin never stand among those of a GPU."""
-    ended(table(("good", 1, "")))
+    ended(table(("good", 60, "")))
     done = run(tmp_path / "out")
     assert done.returncode == 1
     assert "holds results of a rehearsal with --twin: move it" in done.stderr
