@@ -277,7 +277,7 @@ CARRY_PIP := $(CARRY)/bin/python -m pip install --quiet --disable-pip-version-ch
 $(CARRY_STAMP): constraints.txt
 	$(CARRY_PYTHON) -m venv $(CARRY)
 	grep -v -e '^numba==' -e '^llvmlite==' -e '^numpy==' constraints.txt > $(CARRY)/constraints.txt
-	$(CARRY_PIP) $(CARRY_VERSIONS) $(CARRY_PACKAGES) psutil pytest pytest-timeout
+	$(CARRY_PIP) $(CARRY_VERSIONS) $(CARRY_PACKAGES) cuda-bindings psutil pytest pytest-timeout
 	touch $@
 
 gpu-cache: $(CARRY_STAMP) inplace ## Make what a machine with a GPU and no network lacks, into build/gpu-carry (four minutes)

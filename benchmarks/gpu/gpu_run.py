@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 GPU = Path(__file__).resolve().parent
 QUESTION = "What is sharing a GPU worth?"
-NO_GPU = "there is no GPU that Zico can use, and --twin was not given"
+NO_GPU = "there is no GPU that Zico can use (--twin rehearses without one)"
 LEASE = "lease"
 """The part of the line that says where and with what all lines behind it were measured."""
 WARMING = ("-m", "zico.base.warming")
@@ -128,7 +128,7 @@ class Run:
             asked = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=CHECK_S)
         except subprocess.TimeoutExpired:
             warming.kill()
-            return f"{NO_GPU}: the driver did not answer within {CHECK_S:.0f} s"
+            return f"{NO_GPU}: it did not answer within {CHECK_S:.0f} s"
         if asked.returncode:
             warming.kill()
             return f"{NO_GPU}: {(asked.stderr.strip().splitlines() or ['no answer'])[-1]}"

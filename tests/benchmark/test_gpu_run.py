@@ -254,7 +254,7 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     """One sentence says why, and no line is written."""
     done = run(tmp_path)
     assert done.returncode == 1
-    assert "there is no GPU that Zico can use, and --twin was not given: " in done.stderr
+    assert "there is no GPU that Zico can use (--twin rehearses without one): " in done.stderr
     assert lines(tmp_path) == []
 
 
