@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[0]))  # PYTHONSAFEPATH l
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import common
-import pairs
 import record
+
+from zico.base.mps import CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -210,6 +211,11 @@ def graph(way: str) -> Check:
     return lambda programs: one(programs, command)
 
 
+def option(*words: str) -> Check:
+    """PyTorch with further words for ``job.py``."""
+    return lambda programs: one(programs, programs.job("dcgan", *words))
+
+
 def isolated(programs: Programs) -> dict[str, Any]:
     """A job of a pool that clears memory before another job gets it."""
     return one(programs, programs.job("dcgan"), "--isolate")
@@ -242,8 +248,8 @@ def sanitized(programs: Programs) -> dict[str, Any]:
 
 def killed(programs: Programs) -> dict[str, Any]:
     """One of two jobs under MPS kills itself with work on the device; the other goes on."""
-    if not programs.twin and not shutil.which(pairs.MPS_DAEMON):
-        return {"passed": False, "why": f"{pairs.MPS_DAEMON} is not installed"}
+    if not programs.twin and not shutil.which(CONTROL):
+        return {"passed": False, "why": f"{CONTROL} is not installed"}
     command = programs.job("dcgan")
     told = () if programs.twin else ("--mps",)
     dying = programs.job("dcgan", "--killed-at", "2" if programs.twin else AT)
@@ -286,6 +292,8 @@ CHECKS: dict[str, Check] = {
     "a captured step": graph("captured"),
     "graphed callables": graph("callables"),
     "isolated": isolated,
+    "loader workers": option("--workers", "2"),
+    "a request that no device can serve": option("--oom"),
     "CuPy": arrays("cupy"),
     "JAX": arrays("jax"),
     "Numba": arrays("numba"),

@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[0]))  # PYTHONSAFEPATH l
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import common
-import pairs
 import record
+
+from zico.base.mps import CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,7 +157,7 @@ def under_mps(device: str) -> dict[str, Any]:
     """Say whether MPS is there, and time the first calls of a client."""
     import run_jobs
 
-    found: dict[str, Any] = {"daemon": shutil.which(pairs.MPS_DAEMON) is not None}
+    found: dict[str, Any] = {"daemon": shutil.which(CONTROL) is not None}
     if not found["daemon"] or device == "cpu":
         return found
     with contextlib.ExitStack() as stack:

@@ -58,6 +58,8 @@ UNIT_BYTES = 2 * MIB
 """What a GPU's memory comes in."""
 ROOM_BYTES = 2 * GIB
 """Beside a pool: for contexts, and for what the run that is measured may still take."""
+ROOM_S = 0.3
+"""Between two questions for it, each of which takes calls of the driver beside the run that is measured."""
 LOOK_S = 0.05
 MARGIN_S = 15.0
 """Behind the expected time; then a run ends itself, and says why. The runner waits longer."""
@@ -387,12 +389,11 @@ class Run:
 
     def _wait_for_room(self) -> None:
         """Wait until the pool can be made beside the run that is measured, at most until this one is told to go."""
-        has_room = False
-        while self._on_gpu and not has_room and not self._is_told():
-            use = device_use()
-            wanted = self.figures.get("budget_bytes", float("inf")) + ROOM_BYTES
-            has_room = use is not None and use.free_bytes > wanted and self._room.take()
-            time.sleep(LOOK_S)
+        wanted = self.figures.get("budget_bytes", float("inf")) + ROOM_BYTES
+        while self._on_gpu and not self._is_told():
+            if self._room.take() and (use := device_use()) is not None and use.free_bytes > wanted:
+                return
+            time.sleep(ROOM_S)
 
     # -- what it comes to --------------------------------------------------------------------------
 
