@@ -74,6 +74,28 @@ def test_a_ballast_leaves_what_it_is_told() -> None:
     assert nothing == {"held_bytes": 0, "free_bytes": total_bytes}
 
 
+MPS = """
+import json, os
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import fake_mps, psutil, run_jobs
+notes = fake_mps.install(Path(sys.argv[2]))
+os.environ["PATH"] = sys.argv[2] + os.pathsep + os.environ["PATH"]
+with run_jobs.mps_daemon() as variables:
+    said, pipes = notes.read_text().split(), Path(variables["CUDA_MPS_PIPE_DIRECTORY"])
+    found = {"begins": said[0], "lives": Path("/proc", said[1]).exists(), "pipes": pipes.is_dir()}
+lives = Path("/proc", said[1]).exists() and psutil.Process(int(said[1])).status() != psutil.STATUS_ZOMBIE
+found |= {"ends": notes.read_text().split()[-1], "left": [lives, pipes.exists()]}
+print(json.dumps(found))
+"""
+
+
+def test_a_plain_run_has_a_daemon_of_mps_of_its_own(tmp_path: Path) -> None:
+    """It lives as long as the run, is told to quit, and leaves nothing."""
+    found = told(MPS, str(BENCHMARKS.parent / "tests" / "process"), str(tmp_path))
+    assert found == {"begins": "daemon", "lives": True, "pipes": True, "ends": "quit", "left": [False, False]}
+
+
 COMMANDS = """
 import json, run_jobs, run_parts
 jobs = set()
