@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,10 @@ class Trainer:
         if path := os.environ.get("DEVICE_FILE"):  # a named pipe, for what the driver's files are on a real GPU
             bindings.DEVICE_FILES = (path,)
             os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if path := os.environ.get("MAPPED_FILE"):  # an ordinary file, for the mappings of the driver's files
+            bindings.DEVICE_FILES = (*bindings.DEVICE_FILES, path)
+            with Path(path).open("r+b") as file:
+                self._mapped = mmap.mmap(file.fileno(), mmap.PAGESIZE)
 
     def _use_context(self) -> None:
         """Make the context current, as a framework does in its own threads."""

@@ -7,9 +7,12 @@ is queued as long as somebody has the pipe open.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import select
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 PYTHON, C_CODE = 0, 1
 DEADLINE_S = 20.0
+N_FILES = 200
 QUICK = "from zico.broker import lingering; lingering.LINGER_NS = 300_000_000"
 
 
@@ -42,11 +46,11 @@ def started(more: str = "") -> Iterator[Broker]:
 
 
 @contextlib.contextmanager
-def job_with_worker(broker: Broker, how: int) -> Iterator[tuple[Process, int, Path]]:
+def job_with_worker(broker: Broker, how: int, **more: str) -> Iterator[tuple[Process, int, Path]]:
     """Give a job that holds three regions and has forked a child that lives on; and what stands for its device."""
     device = broker.directory / "device"
     os.mkfifo(device)
-    environ = {"ZICO_SOCKET": str(broker.socket), "ZICO_JOB": "a", "DEVICE_FILE": str(device)}
+    environ = {"ZICO_SOCKET": str(broker.socket), "ZICO_JOB": "a", "DEVICE_FILE": str(device), **more}
     with Process(TRAINER, **broker.environ, **environ) as job:
         assert job.line() == "joined"
         assert job.ask("alloc 3 7") == "allocated"
@@ -88,6 +92,39 @@ def test_a_child_forked_by_python_lets_go_of_the_context() -> None:
         assert broker.status(lambda status: not status.jobs, within_s=8).granted_bytes == 0
         os.kill(worker, 0)
         appears(device.with_name("device-dropped"))
+
+
+def test_regions_are_kept_while_a_child_has_the_drivers_memory_mapped() -> None:
+    """Invariant 5: a loader worker with a mapping of the driver's files keeps the connection, and so the regions."""
+    with started() as broker:
+        mapped = broker.directory / "mapped"
+        mapped.write_bytes(bytes(mmap.PAGESIZE))
+        with job_with_worker(broker, PYTHON, MAPPED_FILE=str(mapped)) as (job, worker, _):
+            job.process.kill()
+            status = broker.status(lambda status: status.jobs[0].state == "leaving", within_s=8)
+            assert status.granted_bytes == 3 * REGION_BYTES
+            os.kill(worker, signal.SIGKILL)
+            assert broker.status(lambda status: not status.jobs, within_s=8).granted_bytes == 0
+
+
+def test_a_process_whose_pidfd_says_that_it_is_dead_has_closed_its_files() -> None:
+    """What the broker takes for a death comes after all closing, for many threads and files, whatever their order."""
+    code = "import threading, signal; [threading.Thread(target=signal.pause, daemon=True).start() for _ in range(8)]; "
+    for _ in range(5):
+        pipes = [os.pipe() for _ in range(N_FILES)]
+        command = [sys.executable, "-c", code + "print(flush=True); signal.pause()"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[writing for _, writing in pipes]) as process:
+            for _, writing in pipes:
+                os.close(writing)
+            assert process.stdout is not None
+            assert process.stdout.read(1) == b"\n"
+            pidfd = os.pidfd_open(process.pid)
+            process.kill()
+            dead, _, _ = select.select([pidfd], [], [], DEADLINE_S)
+            closed, _, _ = select.select([reading for reading, _ in pipes], [], [], 0)
+            for one in (pidfd, *(reading for reading, _ in pipes)):
+                os.close(one)
+        assert (len(dead), len(closed)) == (1, N_FILES)
 
 
 def test_regions_are_taken_back_at_the_deadline_with_a_sentence() -> None:

@@ -3,15 +3,16 @@
 The driver ends a context when the last process closes its files. Three signs tell that this has not
 happened:
 
-* The job's connection is still open. A forked child inherits it together with the driver's files.
-  The job's fork hook closes both; a child that C code has forked keeps both.
-* NVIDIA's management library still lists the process.
+* The job's connection is still open. A forked child inherits it together with the driver's files and
+  their mappings. The job's fork hook closes the files, and the connection where nothing is mapped. A
+  child that C code has forked keeps all.
+* NVIDIA's management library still lists the process. In a container it tells nothing.
 * An MPS server still lists the client. Such a server tears clients down in its own time.
 
 After ``LINGER_NS`` the regions are taken back all the same.
 
-Known limitations: a forked child also inherits mappings of the driver's
-files, which may keep them open; then only the second sign tells.
+Known limitations: of a child that C code has forked and that closes the connection alone, only the
+second sign tells.
 """
 
 from __future__ import annotations

@@ -165,12 +165,13 @@ class Session:
         self.heap.record[0]["threshold_bytes"] = LARGEST
         self.membership.leave()
 
-    def detach_fork(self) -> None:
-        """Leave the pool to the parent: for a forked child."""
+    def detach_fork(self, *, hangs_up: bool) -> None:
+        """Leave the pool to the parent: for a forked child, which keeps the connection open or not."""
         from zico.heap.layout import Attached
 
         self.heap.record[0]["attached"] = Attached.FORKED
-        self.membership.leave()
+        if hangs_up:
+            self.membership.leave()
 
     @property
     def is_unused(self) -> bool:
@@ -485,9 +486,8 @@ def _guard_forks(session: Session) -> None:
     else:  # nothing to copy: a child cannot reach a GPU's memory that its parent has mapped
         from zico.device.cuda.bindings import let_go_of_device_files
 
-        os.register_at_fork(after_in_child=let_go_of_device_files)
-        # After it: to the broker an open connection means that the driver's files may be open, too.
-        os.register_at_fork(after_in_child=session.detach_fork)
+        # To the broker an open connection means that the driver's files may be open, too.
+        os.register_at_fork(after_in_child=lambda: session.detach_fork(hangs_up=let_go_of_device_files()))
 
 
 def _record(heap: Heap, path: str, framework: str) -> None:

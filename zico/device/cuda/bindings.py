@@ -25,6 +25,8 @@ NO_DRIVER = 36  # CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER, also where there is no 
 DEVICE_FILES = ("/dev/nvidia", "/dev/dxg")
 """How the names of the driver's files begin, on Linux and on Windows' Linux."""
 _OPEN_FILES = Path("/proc/self/fd")
+_MAPPINGS = Path("/proc/self/maps")
+_MAPPED_FILE = 5  # the field of a line that is a path (proc_pid_maps(5))
 _LIBRARY = "libcuda.so.1"
 _NO_BINDINGS = "the package cuda.bindings is missing: pip install cuda-python"
 _NO_LIBRARY = (
@@ -57,11 +59,11 @@ REMEDIES = {
     "lost: restart the job",
     "CUDA_ERROR_LAUNCH_TIMEOUT": "work on the device took too long and was ended; this process's CUDA context is lost: "
     "restart the job",
-    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernel was compiled for another GPU: clear Zico's cache directory",
-    "CUDA_ERROR_INVALID_PTX": "the driver cannot read this kernel: clear Zico's cache directory",
     "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory has an error that cannot be corrected, so a pool on it is gone: "
     "end its jobs and its broker (zico broker stop), reset the GPU (nvidia-smi --gpu-reset) or restart the machine",
     "CUDA_ERROR_MPS_CLIENT_TERMINATED": "MPS has ended this process's work on the GPU: restart the job",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernel was compiled for another GPU: clear Zico's cache directory",
+    "CUDA_ERROR_INVALID_PTX": "the driver cannot read this kernel: clear Zico's cache directory",
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the kernel was compiled by a CUDA newer than the driver: update the driver",
 }
 """What a user can do about the statuses that users meet."""
@@ -89,11 +91,14 @@ def default_api() -> Any:  # noqa: ANN401 - a module without types, or what stan
     return driver
 
 
-def let_go_of_device_files() -> None:
+def let_go_of_device_files() -> bool:
     """Let a forked child, which cannot use CUDA, keep no file of the driver open: it would keep contexts alive.
 
     The numbers stay taken, by ``/dev/null``: the driver's library in the child may still close
-    them.
+    them. Mappings stay, since pinned memory that the child may read can be among them.
+
+    Returns:
+        True if nothing of the driver is left here. A mapping keeps a context alive as an open file does.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number in list(_OPEN_FILES.iterdir()):
@@ -101,6 +106,8 @@ def let_go_of_device_files() -> None:
             if str(number.readlink()).startswith(DEVICE_FILES):
                 os.dup2(null, int(number.name), inheritable=False)
     os.close(null)
+    mapped = (line.split(None, _MAPPED_FILE)[_MAPPED_FILE:] for line in _MAPPINGS.read_text().splitlines())
+    return not any(path and path[0].startswith(DEVICE_FILES) for path in mapped)
 
 
 def check(function: str, result: Any) -> Any:  # noqa: ANN401 - what the function returned
