@@ -28,7 +28,6 @@ Guarantees
 Known limitations
     One capture at a time. Streams that join it take part, since the driver says which capture.
     Segments count as the job's live memory, as if each were one tensor.
-    None of this has run on a GPU.
 """
 
 from __future__ import annotations
