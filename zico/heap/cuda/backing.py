@@ -27,9 +27,8 @@ Guarantees
 Known limitations
     A job that makes no more calls keeps the mappings that its device had not finished with at its
     last one. Until they go, what it still launches on memory that it has given back may reach
-    another job's. The next tier has not been seen on a real GPU yet. Every free of such a tensor
-    waits for the device, and creating its memory takes the driver milliseconds: it is the way out
-    where nobody could go on otherwise.
+    another job's. Every free of a tensor in the next tier waits for the device, and creating its
+    memory takes the driver milliseconds: it is the way out where nobody could go on otherwise.
 """
 
 from __future__ import annotations
