@@ -325,3 +325,4 @@ def test_two_jobs_train_on_a_gpu_within_the_budget(tmp_path: Path) -> None:
     assert [job["peak_bytes"] // (2 * MIB) for job in report["jobs"]] == [20, 24]
     assert [job["pool_fraction"] for job in report["jobs"]] == [1.0, 1.0]
     assert report["pool"]["peak_granted_bytes"] <= 64 * MIB
+    assert "compiling" not in run.stderr, "all that a broker of a GPU calls is kept on disk"
