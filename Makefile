@@ -126,6 +126,22 @@ bench-ray: $(RAY_STAMP) ## Time eight trials on a Ray cluster, one at a time, by
 	$(RAY)/bin/python -m zico.base.warming
 	$(RAY)/bin/python benchmarks/ray_trials.py
 
+# Triton takes a gigabyte: it has an environment of its own, which finds all else in .venv.
+TRITON ?= build/triton
+TRITON_PACKAGE ?= triton==3.9.0
+TRITON_STAMP := $(TRITON)/.installed
+
+$(TRITON_STAMP): $(STAMP)
+	$(BIN)/python -m venv $(TRITON)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> $$($(TRITON)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
+	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt $(TRITON_PACKAGE) --editable .
+	touch $@
+
+test-triton: $(TRITON_STAMP) ## Run the tests of kernels' forms in Triton, without a GPU (a gigabyte into build/triton)
+	TRITON_INTERPRET=1 $(TRITON)/bin/python -m pytest tests/cpu/test_kernels_meaning.py
+	$(TRITON)/bin/python -m pytest tests/cpu/test_kernels_triton.py
+
 lint: setup ## Check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -297,4 +313,4 @@ inplace: ## Make the checkout importable without installing (PYTHONSAFEPATH=1 PY
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
 
-.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel bench-cuda-wheel test-versions test-ray bench-ray lint types bench bench-smoke evaluation docs bench-gpu gpu-run gpu-cache size inplace clean
+.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel bench-cuda-wheel test-versions test-ray bench-ray test-triton lint types bench bench-smoke evaluation docs bench-gpu gpu-run gpu-cache size inplace clean

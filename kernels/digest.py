@@ -29,29 +29,29 @@ THREADS = 256
 MAX_BLOCKS = 1024
 """Of a launch, each thread going round until all is read: about what a device runs at once."""
 
-_PLACE = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xFF51AFD7ED558CCD)
-_SECOND = np.uint64(0xC4CEB9FE1A85EC53)
-_SHIFT = np.uint64(33)
+PLACE = np.uint64(0x9E3779B97F4A7C15)
+FIRST = np.uint64(0xFF51AFD7ED558CCD)
+SECOND = np.uint64(0xC4CEB9FE1A85EC53)
+SHIFT = np.uint64(33)
 
 
 def meaning(source: npt.NDArray[np.uint64], target: npt.NDArray[np.uint64], n_threads: int) -> None:
     """Add the words of a launch of ``n_threads`` threads to a block to the lanes."""
     places = np.arange(len(source), dtype=np.uint64)
-    word = source ^ (places * _PLACE)
-    for factor in (_FIRST, _SECOND):
-        word = (word ^ (word >> _SHIFT)) * factor
-    word ^= word >> _SHIFT
+    word = source ^ (places * PLACE)
+    for factor in (FIRST, SECOND):
+        word = (word ^ (word >> SHIFT)) * factor
+    word ^= word >> SHIFT
     np.add.at(target, places % np.uint64(n_threads) % np.uint64(LANES), word)
 
 
 @inlined
 def _mixed(word: int, place: int) -> Any:  # noqa: ANN401 - a ``np.uint64``
     """Return a word mixed with its place."""
-    mixed = np.uint64(word) ^ (np.uint64(place) * _PLACE)
-    mixed = (mixed ^ (mixed >> _SHIFT)) * _FIRST
-    mixed = (mixed ^ (mixed >> _SHIFT)) * _SECOND
-    return mixed ^ (mixed >> _SHIFT)
+    mixed = np.uint64(word) ^ (np.uint64(place) * PLACE)
+    mixed = (mixed ^ (mixed >> SHIFT)) * FIRST
+    mixed = (mixed ^ (mixed >> SHIFT)) * SECOND
+    return mixed ^ (mixed >> SHIFT)
 
 
 def digest(source: int, n: int, target: int) -> int:

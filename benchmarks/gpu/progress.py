@@ -1,9 +1,12 @@
-"""What does a mark on a GPU's timeline cost, by kernel, by stream operation and by event?
+"""What does a mark on a GPU's timeline cost, by kernel, by stream operation and by event, and what does a digest?
 
 Three ways to tell that a stream has come this far: Zico's progress kernel, ``cuStreamWriteValue64``
 into the same counter, and ``cuEventRecord`` (which only its own process can ask). For each the time
 that the caller spends, one mark at a time from compiled code, and the time that the device spends,
 with no other work and between pieces of work.
+
+Where Triton is installed, as PyTorch's builds for CUDA bring it, its forms of the mark's and the
+digest's kernels are measured beside Numba's (``zico.kernels.triton_forms``).
 
 Needs a CUDA device; ``--smoke`` runs on the driver's software twin, to see that the script works.
 """
@@ -22,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import common
 import numpy as np
 from loops import Times, clock_ns
-from zico.kernels import launch, prepare, progress, scrub, spin
+from zico.kernels import compilation, digest, launch, prepare, progress, scrub, spin
 
 from zico.base.compiled import call, compiled
 from zico.base.errors import ConfigError, DriverError
@@ -33,8 +36,14 @@ from zico.device.cuda import CudaDriver
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-QUESTION = "What does a mark on a GPU's timeline cost, by kernel, by stream operation and by event?"
+QUESTION = "What does a mark on a GPU's timeline cost, by kernel, by stream operation and by event, and a digest?"
 WAYS = ("kernel", "stream operation", "event")
+TRITON = "Triton kernel"
+"""A further way where Triton is installed."""
+WORDS_BYTES = 4096
+"""At the region's begin: a digest's words; the rest is what it reads."""
+SMOKE_BYTES = 64 << 10
+"""What a digest reads on the twin, where NumPy takes it."""
 GATE = 3
 """Which of the words that the device sees keeps it from beginning; 0 to 2 are counter, stop and given up."""
 MARKS = 256
@@ -56,6 +65,18 @@ def timed_marks(launcher: launch.Record, stream: int, counter: int, value: int, 
 
 
 @compiled
+def timed_triton_marks(launcher: launch.Record, stream: int, counter: int, value: int, times: Times) -> int:
+    """Make marks as ``timed_marks`` does, by Triton's kernel: a warp, and two addresses that it does not use."""
+    worst = 0
+    for i in range(len(times)):
+        began_ns = monotonic_ns()
+        arguments = (counter, value + i, 0, 0)
+        worst = max(worst, launch.launch(launcher, launcher.progress, 1, 32, stream, arguments))
+        times[i] = monotonic_ns() - began_ns
+    return worst
+
+
+@compiled
 def timed_events(record: int, event: int, stream: int, times: Times) -> int:
     """Record an event again and again and fill ``times`` with the nanoseconds of each call."""
     worst = 0
@@ -69,8 +90,15 @@ def timed_events(record: int, event: int, stream: int, times: Times) -> int:
 class Timeline:
     """A stream, the counter that it writes, a region to work on, and events around what is timed."""
 
-    def __init__(self, driver: CudaDriver, record: int, stack: contextlib.ExitStack) -> None:
-        """Make what is needed; ``record`` is the address of ``cuEventRecord``, and ``stack`` undoes all."""
+    def __init__(self, driver: CudaDriver, record: int, stack: contextlib.ExitStack, forms: Any = None) -> None:  # noqa: ANN401 - a module
+        """Make what is needed.
+
+        Args:
+            driver: Of the device.
+            record: The address of ``cuEventRecord``.
+            stack: Undoes all.
+            forms: ``zico.kernels.triton_forms`` where Triton is installed.
+        """
         self._driver = driver
         self._page = page = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)  # kept: the device writes to it
         registered = stack.enter_context(contextlib.closing(driver.register_host(page.ctypes.data, mmap.PAGESIZE)))
@@ -90,6 +118,49 @@ class Timeline:
         by_kernel["write_value"] = 0
         self._launchers = {"kernel": by_kernel, "stream operation": by_operation}
         self._record = record
+        made = driver.load_kernel(compilation.image(digest.DIGEST), digest.DIGEST.name)
+        self._digests: dict[str, tuple[int, int, int, int, tuple[int, ...]]] = {
+            "kernel": (made, digest.MAX_BLOCKS, digest.THREADS, 0, ())
+        }
+        if forms is not None:
+            self._add_triton(forms)
+
+    def _add_triton(self, forms: Any) -> None:  # noqa: ANN401 - the module
+        """Load Triton's forms, which want two arguments more, and a digest some shared memory."""
+        capability = self._driver.facts.compute_capability
+        mark, taken = (forms.image(form, capability) for form in (forms.MARK, forms.DIGESTS))
+        by_triton = self._launchers["kernel"].copy()
+        by_triton["progress"] = self._driver.load_kernel(mark.ptx, mark.name)
+        self._launchers[TRITON] = by_triton
+        made = self._driver.load_kernel(taken.ptx, taken.name)
+        self._digests[TRITON] = (made, digest.MAX_BLOCKS, taken.threads, taken.shared_bytes, (0, 0))
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Return the ways to make a mark that there are."""
+        return (*WAYS, *(way for way in self._launchers if way not in WAYS))
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Return the forms of the digest that there are."""
+        return tuple(self._digests)
+
+    def digest(self, form: str, size_bytes: int) -> None:
+        """Put a digest of so much of the region behind its words on the stream."""
+        function, blocks, threads, shared_bytes, more = self._digests[form]
+        values = (self._region + WORDS_BYTES, size_bytes // launch.WORD_BYTES, self._region, *more)
+        arguments = (values, (ctypes.c_int64,) * len(values))
+        place = (blocks, 1, 1, threads, 1, 1, shared_bytes, self._stream)
+        self._driver.call("cuLaunchKernel", function, *place, arguments, 0)
+
+    def digest_of(self, form: str, size_bytes: int) -> list[int]:
+        """Return a form's digest of so much of the region as it is."""
+        words = np.zeros(digest.LANES, np.uint64)
+        self._driver.call("cuMemsetD8Async", self._region, 0, words.nbytes, self._stream)
+        self.digest(form, size_bytes)
+        self._driver.call("cuStreamSynchronize", self._stream)
+        self._driver.call("cuMemcpyDtoH", words.ctypes.data, self._region, words.nbytes)
+        return [int(word) for word in words]
 
     def marks(self, way: str, count: int) -> Times:
         """Make marks; returns the nanoseconds of each call."""
@@ -97,7 +168,8 @@ class Timeline:
         if way == "event":
             status = timed_events(self._record, int(self._events[2]), self._stream, times)
         else:
-            status = timed_marks(self._launchers[way][0], self._stream, self._counter, self._value, times)
+            timed = timed_triton_marks if way == TRITON else timed_marks
+            status = timed(self._launchers[way][0], self._stream, self._counter, self._value, times)
             self._value += count
         _check(f"mark by {way}", status)
         return times
@@ -136,14 +208,15 @@ def _check(operation: str, status: int) -> None:
 
 def measure(timeline: Timeline, rounds: int) -> dict[str, Any]:
     """Return the figures of each way; rounds take turns."""
-    host: dict[str, list[int]] = {way: [] for way in WAYS}
-    alone: dict[str, list[float]] = {way: [] for way in WAYS}
-    between: dict[str | None, list[float]] = {way: [] for way in (None, *WAYS)}
-    for way in WAYS:
+    ways = timeline.ways
+    host: dict[str, list[int]] = {way: [] for way in ways}
+    alone: dict[str, list[float]] = {way: [] for way in ways}
+    between: dict[str | None, list[float]] = {way: [] for way in (None, *ways)}
+    for way in ways:
         timeline.marks(way, MARKS)  # compiled and warm from here on
     timeline.work(None)
     for _ in range(rounds):
-        for way in WAYS:
+        for way in ways:
             with timeline.device_us(alone[way]):
                 host[way] += timeline.marks(way, MARKS).tolist()
         for kind, elapsed in between.items():
@@ -159,8 +232,21 @@ def measure(timeline: Timeline, rounds: int) -> dict[str, Any]:
             ),
             "work_us": _quantiles([us / WORK_PIECES for us in between[None]]),
         }
-        for way in WAYS
+        for way in ways
     }
+
+
+def measure_digests(timeline: Timeline, rounds: int, size_bytes: int) -> dict[str, Any]:
+    """Return the microseconds of a digest of so many bytes by each form, in turns, and whether all say the same."""
+    found: dict[str, list[float]] = {form: [] for form in timeline.digests}
+    digests = [timeline.digest_of(form, size_bytes) for form in found]
+    for _ in range(rounds):
+        for form, elapsed in found.items():
+            with timeline.device_us(elapsed):
+                for _ in range(WORK_PIECES):
+                    timeline.digest(form, size_bytes)
+    us = {form: _quantiles([us / WORK_PIECES for us in elapsed]) for form, elapsed in found.items()}
+    return {"bytes": size_bytes, "us": us, "same": all(one == digests[0] for one in digests)}
 
 
 def _quantiles(values: list[float]) -> dict[str, float]:
@@ -173,11 +259,26 @@ def text_of(result: dict[str, Any]) -> str:
     header = ("mark by", *(f"{part} {quantile}" for part in parts for quantile in ("p50", "p99")))
     rows = [
         (way, *(f"{result['ways'][way][part][quantile]:.2f}" for part in parts for quantile in ("p50", "p99")))
-        for way in WAYS
+        for way in result["ways"]
     ]
     work_us = result["ways"][WAYS[0]]["work_us"]["p50"]
     note = f"A piece of work is the scrubbing of {WORK_BYTES // MIB} MiB, {work_us:.1f} us.\n"
-    return f"{common.table(header, rows)}\n{result['device']}.\n\n{note}"
+    us = ", ".join(f"{form} {one['p50']:.1f} us" for form, one in result["digests"]["us"].items())
+    said = "the same" if result["digests"]["same"] else "DIFFERENT"
+    size = f"{result['digests']['bytes'] / MIB:.0f} MiB"
+    digests = f"A digest of {size}: {us}; all forms find {said} words. {result['triton']}\n"
+    return f"{common.table(header, rows)}\n{result['device']}.\n\n{note}{digests}"
+
+
+def triton_forms(*, smoke: bool) -> tuple[Any, str]:
+    """Return the module of Triton's forms, or ``None``, and what is said of that."""
+    if smoke:
+        return None, "Triton's forms do not run on the twin."
+    try:
+        from zico.kernels import triton_forms
+    except ConfigError as error:
+        return None, f"{error}."
+    return triton_forms, f"Triton {triton_forms.triton.__version__}."
 
 
 @contextlib.contextmanager
@@ -215,7 +316,11 @@ def main() -> None:
         result["device"] = f"{facts.name}, driver for CUDA {facts.driver_text}"
         stack.callback(driver.close)
         stack.enter_context(driver.context.current())
-        result["ways"] = measure(Timeline(driver, record, stack), rounds)
+        forms, result["triton"] = triton_forms(smoke=options.smoke)
+        timeline = Timeline(driver, record, stack, forms)
+        result["ways"] = measure(timeline, rounds)
+        digested = SMOKE_BYTES if options.smoke else WORK_BYTES - WORDS_BYTES
+        result["digests"] = measure_digests(timeline, rounds, digested)
     common.write(result, text_of(result), common.output_directory(options))
 
 

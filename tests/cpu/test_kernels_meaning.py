@@ -1,8 +1,13 @@
-"""Device kernels do what their NumPy meanings say, run as compiled code on this processor."""
+"""Device kernels do what their NumPy meanings say, run as compiled code on this processor, or by Triton's interpreter.
+
+``make test-triton`` sets ``TRITON_INTERPRET`` and runs both forms of the kernels that have two.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,21 +17,40 @@ from kernel_processor import processor
 from zico.kernels import digest, encode, progress, scrub, spin
 from zico.kernels.prepare import KERNELS
 
+if TYPE_CHECKING:
+    from zico.kernels.compilation import Kernel
+
 VALUES = st.integers(0, 2**62)
+FORMS = ["numba", *(["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else [])]
 ENOUGH = (2**63 - 1, 1)
 """A counter and a stop word that end the wait of a kernel that rests too often, which its words then show."""
 
 
+def run(form: str, kernel: Kernel, *arguments: np.ndarray | int, blocks: int = 1, threads: int = 1) -> None:
+    """Run a form of a kernel to its end; arrays are given as memory."""
+    if form == "numba":
+        given = (one if isinstance(one, int) else one.ctypes.data for one in arguments)
+        processor().run(kernel, *given, blocks=blocks, threads=threads)
+        return
+    import torch
+    from zico.kernels import triton_forms
+
+    (found,) = (one for one in triton_forms.FORMS if one.of is kernel)
+    tensors = (one if isinstance(one, int) else torch.from_numpy(one) for one in arguments)
+    found.function[(blocks,)](*tensors, **dict.fromkeys(found.constants, threads))
+
+
+@pytest.mark.parametrize("form", FORMS)
 @settings(deadline=None)
 @given(before=VALUES, value=VALUES)
-def test_a_mark_sets_the_counter_and_nothing_else(before: int, value: int) -> None:
+def test_a_mark_sets_the_counter_and_nothing_else(form: str, before: int, value: int) -> None:
     """The progress kernel stores the value, once, as its meaning does, and leaves the words beside it."""
     words = np.array([7, before, 7], np.int64)
     meant = words.copy()
     progress.meaning(meant[1:2], value)
-    processor().run(progress.PROGRESS, words[1:].ctypes.data, value)
+    run(form, progress.PROGRESS, words[1:], value)
     assert words.tolist() == meant.tolist()
-    assert processor().stores == [(words[1:].ctypes.data, 8)]
+    assert form == "triton" or processor().stores == [(words[1:].ctypes.data, 8)]
 
 
 @settings(deadline=None)
@@ -87,25 +111,28 @@ def test_scrubbing_zeroes_the_region_and_nothing_else(stores: int, blocks: int, 
     assert len(processor().stores) == stores
 
 
-def digest_of(words: np.ndarray, blocks: int = 2, threads: int = 64) -> list[int]:
+def digest_of(words: np.ndarray, blocks: int = 2, threads: int = 64, form: str = "numba") -> list[int]:
     """Return the digest that the kernel makes of words."""
     found = np.zeros(digest.LANES, np.uint64)
-    processor().run(digest.DIGEST, words.ctypes.data, len(words), found.ctypes.data, blocks=blocks, threads=threads)
+    run(form, digest.DIGEST, words, len(words), found.view(np.int64), blocks=blocks, threads=threads)
     return found.tolist()
 
 
+@pytest.mark.parametrize("form", FORMS)
 @settings(deadline=None, max_examples=50)
 @given(
     words=st.lists(st.integers(0, 2**64 - 1), max_size=200).map(lambda each: np.array(each, np.uint64)),
     blocks=st.integers(1, 4),
     threads=st.sampled_from([1, 32, 64, 96]),
 )
-def test_a_digest_is_what_its_meaning_says(words: np.ndarray, blocks: int, threads: int) -> None:
+def test_a_digest_is_what_its_meaning_says(form: str, words: np.ndarray, blocks: int, threads: int) -> None:
     """Lanes get the sums of their words, and nothing else is written."""
+    if form == "triton" and threads not in (32, 64):
+        threads = 64  # a power of two, of whole warps
     meant = np.zeros(digest.LANES, np.uint64)
     digest.meaning(words, meant, threads)
-    assert digest_of(words, blocks, threads) == meant.tolist()
-    assert len(processor().stores) == blocks * threads
+    assert digest_of(words, blocks, threads, form) == meant.tolist()
+    assert form == "triton" or len(processor().stores) == blocks * threads
 
 
 def test_a_digest_is_told_and_its_words_are_zero_again() -> None:
