@@ -288,6 +288,31 @@ def test_an_idle_streams_slot_is_taken_over_unasked(device: SoftwareDevice) -> N
         finish(job)
 
 
+def test_a_stream_that_takes_an_idle_slot_puts_waits_of_its_own(device: SoftwareDevice) -> None:
+    """Invariant 2: what the slot's old stream waits for holds up nothing that the new one is given."""
+    with jobs(device, 40, 1, streams=4) as (job,):
+        job.record[0]["most_streams"] = 3
+        copying, old, new = job.streams[1:]
+        allocated(job)
+        allocated(job, MIB, 1)
+        job.free(allocated(job, MIB, 2))
+        device.drain()
+        done: list[str] = []
+        device.launch(copying, lambda: done.append("copied"))
+        fence = on_stream.mark_stream(job.record[0], copying)
+        assert on_stream.wait_for(job.record[0], old, fence) == 1
+        before = device.marks
+        allocated(job, MIB, 3)
+        assert (device.waits, device.marks) == (1, before), "the slot was idle"
+        assert on_stream.wait_for(job.record[0], new, fence) == 1
+        device.launch(new, lambda: done.append("read"))
+        while device.step(new):
+            pass
+        device.drain()
+        assert done == ["copied", "read"]
+        finish(job)
+
+
 @pytest.mark.parametrize("busy", ["lives", "lives small", "unmarked", "not passed", "recorded"])
 def test_a_busy_streams_slot_is_taken_over_behind_its_work(device: SoftwareDevice, busy: str) -> None:
     """Invariant 2: what the old stream has not done yet holds the new one up."""

@@ -19,7 +19,8 @@ Theory of operation
     When all slots are taken, a further stream takes one over. It waits on the device for all that
     the old stream was given, so a slot's order goes on from stream to stream. A slot is *idle* if
     its arena is empty, all its marks have come, and no live tensor says that it was used there.
-    Then there is nothing to wait for, and the old stream may have been destroyed.
+    Then there is nothing to wait for, and the old stream may have been destroyed. What that one
+    waits for, the new one does not.
 
     A stream that was destroyed takes no mark. Its work goes on, and nothing on the device can be put
     behind it. So at the job's next allocation or boundary the processor waits until the device has
@@ -120,6 +121,7 @@ def _take_over(heap: HeapRecord, handle: int) -> int:
     for i in range(n):
         slot = 1 + (heap.streams.taken_over + i) % n
         if _is_idle(heap, slot):
+            _forget_waits(stream_at(heap, slot))
             return _hand_slot(heap, slot, handle)
         if chosen == NO_SLOT and stream_at(heap, slot).users == 0:
             chosen = slot
@@ -137,6 +139,13 @@ def _hand_slot(heap: HeapRecord, slot: int, handle: int) -> int:
     stream_at(heap, slot).handle = handle
     heap.streams.taken_over = slot
     return slot
+
+
+@inlined
+def _forget_waits(stream: Stream) -> None:
+    """Note that a slot's new stream waits for none: it goes on behind nothing that the old one waits for."""
+    for other in range(STREAMS):
+        stream.awaited[other] = 0
 
 
 @inlined
