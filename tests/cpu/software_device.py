@@ -37,6 +37,7 @@ class SoftwareDevice:
         self.waits = 0
         self.scrubs = 0
         self.synchronized = 0
+        self._outlived: set[int] = set()
         self.refuses: Callable[[str, int], bool] = lambda _what, _stream: False
         self._lock = threading.RLock()
         in_order = (_STREAM_CALL(f) for f in (self._mark, self._await, self._scrub))
@@ -61,7 +62,7 @@ class SoftwareDevice:
         word = ctypes.c_int64.from_address(counter_address)
 
         def write() -> bool:
-            assert word.value < value, "a counter only grows, one mark after the other"
+            assert word.value < value or stream in self._outlived, "a counter only grows, one mark after the other"
             word.value = value
             return True
 
@@ -134,6 +135,10 @@ class SoftwareDevice:
             while self.step_any(0):
                 pass
             assert not any(self.queues.values()), "streams wait for what never comes"
+
+    def outlives(self, streams: Iterable[int]) -> None:
+        """Go on with the work of a process that is gone: counters may have been set to its last marks meanwhile."""
+        self._outlived.update(streams)
 
     def kill(self, streams: Iterable[int]) -> None:
         """End the device work of a process that is gone."""

@@ -132,6 +132,10 @@ class Trainer:
         """Say how many marks the heap has put on streams."""
         return str(self._heap["streams"]["marks"])
 
+    def place(self) -> str:
+        """Say which place in the pool this job has."""
+        return str(self.session.membership.job)
+
     def fork(self) -> str:
         """Let a forked child ask to join, and say what it is told."""
         reading, writing = os.pipe()
