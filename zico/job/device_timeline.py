@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from typing import TYPE_CHECKING, cast
+import threading
+import time
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numba import types
@@ -28,6 +30,7 @@ from zico.base.records import I4, I8, Record, dtype_of
 from zico.device.mapping import enter_context, leave_context
 from zico.device.mapping import status as status_of
 from zico.device.record import DeviceRecord
+from zico.heap.cuda import on_stream
 from zico.heap.cuda.timeline import Timeline
 from zico.kernels import progress, scrub, spin
 from zico.kernels.launch import WORD_BYTES, Launcher
@@ -35,7 +38,12 @@ from zico.kernels.prepare import prepare
 
 if TYPE_CHECKING:
     from zico.device.cuda.driver import CudaDriver
+    from zico.heap.build import Heap
     from zico.pool.table import PoolTable
+
+
+LOOK_S = 0.5
+"""Between two looks: the first after a fault sees that nothing moves, the second asks, the third is answered."""
 
 
 class Door(Record):
@@ -46,6 +54,9 @@ class Door(Record):
     capturing: I4  # cuStreamIsCapturing writes here
     mode: I4  # cuThreadExchangeStreamCaptureMode swaps this
     kept_out: I8  # of graphs: refused, since the stream captured
+    own_stream: I8  # which never captures
+    looks: I8  # that have put something there, ever
+    look_word: I8  # which they set, on the device
 
 
 DOOR = dtype_of(Door)
@@ -55,6 +66,8 @@ _REGISTERED_BYTES = mmap.PAGESIZE
 _MODE = DOOR.fields["mode"][1]
 _CAPTURING = DOOR.fields["capturing"][1]
 _CAPTURE_UNSUPPORTED = 900  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 @inlined
@@ -66,6 +79,13 @@ def _capture_of(address: int, door: Door, stream: int) -> int:
         return 0
     door.kept_out += 1
     return refused if refused != 0 else _CAPTURE_UNSUPPORTED
+
+
+@inlined
+def _set_mode(address: int, door: Door, mode: int) -> int:
+    door.mode = mode
+    call(door.device.cuThreadExchangeStreamCaptureMode, (address + _MODE,))
+    return door.mode
 
 
 @callback(_I64(_I64, _I64, _I64, _I64))
@@ -128,10 +148,7 @@ def is_capturing(address: int, stream: int) -> int:
 @callback(_I64(_I64, _I64))
 def exchange_mode(address: int, mode: int) -> int:
     """Set which calls this thread may make while streams capture; returns what was set before."""
-    door = record_at(address, DOOR)
-    door.mode = mode
-    call(door.device.cuThreadExchangeStreamCaptureMode, (address + _MODE,))
-    return door.mode
+    return _set_mode(address, record_at(address, DOOR), mode)
 
 
 @callback(_I64(_I64, _I64))
@@ -142,6 +159,26 @@ def synchronize_stream(address: int, stream: int) -> int:
     status = call(door.device.cuStreamSynchronize, (stream,))
     leave_context(door.device, others)
     return status
+
+
+@callback(_I64(_I64))
+def look(address: int) -> int:
+    """Tell by which status the context is lost, 0 while none is seen; waits for nothing.
+
+    A stream of Zico's own is asked. A stream that was given nothing since the fault may answer that
+    it has done everything. So one that has gets something to do, about which the next look asks.
+    Captures of other threads forbid such questions, except in a thread whose mode is relaxed.
+    """
+    door = record_at(address, DOOR)
+    others = enter_context(door.device)
+    before = _set_mode(address, door, _RELAXED)
+    found = status_of(call(door.device.cuStreamQuery, (door.own_stream,)))
+    if found == 0:
+        door.looks += 1
+        found = progress.mark(door.launcher, door.own_stream, door.look_word, door.looks)
+    _set_mode(address, door, before)
+    leave_context(door.device, others)
+    return 0 if found == _NOT_READY else found
 
 
 class DeviceTimeline:
@@ -161,7 +198,8 @@ class DeviceTimeline:
         """
         driver = cast("CudaDriver", pool.driver)
         spacing = {} if spacing_bytes is None else dict.fromkeys(("spacing_bytes", "alone_bytes"), spacing_bytes)
-        self._words = mmap.mmap(-1, _REGISTERED_BYTES)  # zico.kernels.spin: the words "stop" and "given up"
+        # The words "stop" and "given up" of zico.kernels.spin, and the one that looks set.
+        self._words = mmap.mmap(-1, _REGISTERED_BYTES)
         self._array = np.frombuffer(self._words, np.int64)
         with contextlib.ExitStack() as undo:
             words = undo.enter_context(driver.register_host(self._array.ctypes.data, _REGISTERED_BYTES))
@@ -170,6 +208,8 @@ class DeviceTimeline:
             self._door = np.zeros(1, DOOR)
             self._door[0]["launcher"] = launcher[0]
             driver.fill_device(self._door[0]["device"], pool.memory)
+            self._door[0]["own_stream"] = stream.handle
+            self._door[0]["look_word"] = words.device_address + 2 * WORD_BYTES
             self.functions = Timeline(
                 mark.address,
                 wait.address,
@@ -182,8 +222,14 @@ class DeviceTimeline:
                 is_capturing_address=is_capturing.address,
                 exchange_mode_address=exchange_mode.address,
                 synchronize_stream_address=synchronize_stream.address,
+                look_address=look.address,
             )
             self._undo = undo.pop_all()
+
+    def supervise(self, heap: Heap) -> None:
+        """Have a thread see to it, every ``LOOK_S``, that no stream waits for what never comes."""
+        on_stream.supervise(heap.record[0])  # here first, so that the thread loads and compiles nothing
+        threading.Thread(target=_supervise, args=(heap.record[0],), name="zico-supervisor", daemon=True).start()
 
     @property
     def given_up(self) -> int:
@@ -199,3 +245,9 @@ class DeviceTimeline:
         """Let no kernel wait any more, and give the device back what is registered."""
         self._array[0] = 1
         self._undo.close()
+
+
+def _supervise(record: Any) -> None:  # noqa: ANN401 - a HEAP record
+    while True:
+        time.sleep(LOOK_S)
+        on_stream.supervise(record)

@@ -240,6 +240,11 @@ class Session:
         for call in self.at_boundaries:
             call()
 
+    @property
+    def lost_status(self) -> int:
+        """Return the driver's status by which this process's CUDA context is lost, 0: it is not known to be."""
+        return int(self.heap.record[0]["streams"]["lost"])
+
     def refusal(self) -> OutOfMemory | None:
         """Return the last request of this job that could never be met, if there was one."""
         from zico.base.errors import OutOfMemory
@@ -448,6 +453,8 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
             _record(heap, settings.ring, framework)
         serve_pages(heap, membership)
         heap.enable(plan=settings.plans and heap.managed is None)
+        if timeline is not None:
+            timeline.supervise(heap)
         undo.pop_all()
     session = Session(membership, pool, heap, settings, timeline)
     if kind == "host" and settings.wish.save is None:

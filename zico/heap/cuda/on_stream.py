@@ -44,8 +44,10 @@ from zico.heap.layout import (
     tick,
 )
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
+from zico.pool.deaths import reap_dead
 from zico.pool.fences import NO_FENCE, at, counters_of, fence_of, has_passed, issued_of, pair_of, slot_in, value_in
 from zico.pool.layout import NOBODY, STREAMS
+from zico.pool.living import broker_is_gone
 from zico.trace import ring
 from zico.trace.events import NO_NAME
 
@@ -259,7 +261,7 @@ def allocate_on(heap: HeapRecord, size_bytes: int, stream: int) -> int:
         tend(heap, FEW)
     if heap.streams.unmarked_bytes > 0:
         streams.keep_up(heap)
-    if slot == NO_SLOT:
+    if slot == NO_SLOT or heap.streams.lost != 0:
         offset = NEVER_FITS
     elif size_bytes <= slab.MOST_BYTES:
         offset = _serve_cell(heap, me, slot, size_bytes)
@@ -472,6 +474,20 @@ def wait_for(heap: HeapRecord, stream: int, fence: int) -> int:
 
 
 # -- the end ---------------------------------------------------------------------------------------
+
+
+@entry(HEAP)
+def supervise(heap: HeapRecord) -> None:
+    """Let no stream wait for what never comes: for marks of this job's, if its context is lost, or of dead jobs.
+
+    For a thread of the job's that calls this over and over. The dead are the broker's, while there
+    is one.
+    """
+    private_lock(heap.mutex_address)
+    streams.look(heap)
+    private_unlock(heap.mutex_address)
+    if broker_is_gone(pool_of(heap)):
+        reap_dead(pool_of(heap))
 
 
 @entry(HEAP)
