@@ -14,13 +14,16 @@ DOCS_STAMP := $(VENV)/.installed-docs
 # OFFLINE=1 asks for that, OFFLINE= for .venv. PYTHONSAFEPATH: else `python -m` finds zico/ here, without its adapters.
 HAS_TORCH := import importlib.util as util; print(1 if util.find_spec("torch") else "")
 OFFLINE := $(if $(wildcard $(STAMP)),,$(shell $(PYTHON) -c '$(HAS_TORCH)'))
-CHECKOUT := $(CURDIR)/build/inplace:$(CURDIR)/benchmarks
+# Behind it, what `make gpu-cache` made for the version of PYTHON.
+MINOR := import sys; print("{}.{}".format(*sys.version_info))
+CARRIED := build/gpu-carry
+CHECKOUT = $(CURDIR)/build/inplace:$(CURDIR)/benchmarks:$(CURDIR)/$(CARRIED)/$(shell $(PYTHON) -c '$(MINOR)')/site
 ifeq ($(OFFLINE),)
 GPU_SETUP := setup
 GPU_PYTHON := $(BIN)/python
 else
 GPU_SETUP := inplace
-GPU_PYTHON := PYTHONSAFEPATH=1 PYTHONPATH="$(CHECKOUT)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
+GPU_PYTHON = PYTHONSAFEPATH=1 PYTHONPATH="$(CHECKOUT)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 endif
 
 # What the site of `make docs` is made of: pages, and the files that they link to.
@@ -53,7 +56,7 @@ test: setup ## Run every test that needs no GPU
 	$(BIN)/python -m zico.base.warming # compile once, before tests with deadlines start brokers
 	$(BIN)/python -m pytest tests/framework tests/process tests/cpu $(WORKERS)
 
-test-benchmarks: setup ## Run every benchmark for a moment, and rehearse the first hour on a GPU (three minutes)
+test-benchmarks: setup ## Run every benchmark for a moment, and rehearse the run on a GPU (three minutes)
 	$(BIN)/python -m zico.base.warming
 	$(BIN)/python -m pytest tests/benchmark $(WORKERS)
 
@@ -256,8 +259,31 @@ bench-gpu: $(GPU_SETUP) ## Measure what needs a GPU (about eight minutes; OFFLIN
 	$(GPU_PYTHON) benchmarks/gpu/alone.py
 	$(GPU_PYTHON) benchmarks/gpu/pairs.py
 
-first-hour: $(GPU_SETUP) ## Find out on a GPU what the manual leaves open, part by part, into build/first-hour (an hour)
-	$(GPU_PYTHON) benchmarks/gpu/first_hour.py --out build/first-hour
+# For a machine with a GPU that is there for minutes. EARLIER=FILE goes on from results of an earlier call elsewhere.
+OUT ?= build/gpu-run
+GPU_SECONDS ?= 560
+
+gpu-run: $(GPU_SETUP) ## Find out what sharing a GPU is worth, by value, into OUT=DIR (GPU_SECONDS=560; again: goes on)
+	$(GPU_PYTHON) benchmarks/gpu/gpu_run.py -o "$(OUT)" --seconds $(GPU_SECONDS) $(if $(EARLIER),--earlier "$(EARLIER)")
+
+# What such a machine lacks and cannot fetch: packages, and machine code for its versions of Python and Numba.
+CARRY_PYTHON ?= $(VERSIONS_PYTHON)
+CARRY_VERSIONS ?= numba==0.68.0 llvmlite==0.50.0 numpy==2.5.2
+CARRY_PACKAGES ?= msgspec platformdirs zstandard
+CARRY := build/gpu-python
+CARRY_STAMP := $(CARRY)/.installed
+CARRY_PIP := $(CARRY)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(CARRY)/constraints.txt
+
+$(CARRY_STAMP): constraints.txt
+	$(CARRY_PYTHON) -m venv $(CARRY)
+	grep -v -e '^numba==' -e '^llvmlite==' -e '^numpy==' constraints.txt > $(CARRY)/constraints.txt
+	$(CARRY_PIP) $(CARRY_VERSIONS) $(CARRY_PACKAGES) psutil
+	touch $@
+
+gpu-cache: $(CARRY_STAMP) inplace ## Make what a machine with a GPU and no network lacks, into build/gpu-carry (four minutes)
+	set -e; to=$(CARRIED)/$$($(CARRY)/bin/python -c '$(MINOR)'); mkdir -p $$to; mkdir -m 700 -p $(CARRY)/cache; rm -rf $$to/site; \
+	$(CARRY_PIP) --no-deps --target $$to/site $(CARRY_PACKAGES); \
+	ZICO_CACHE_DIR=$(CARRY)/cache PYTHONSAFEPATH=1 PYTHONPATH=build/inplace:benchmarks $(CARRY)/bin/python benchmarks/gpu/carry.py $$to
 
 size: setup ## Print lines per file and the longest functions
 	$(BIN)/python tests/size.py
@@ -271,4 +297,4 @@ inplace: ## Make the checkout importable without installing (PYTHONSAFEPATH=1 PY
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
 
-.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel bench-cuda-wheel test-versions test-ray bench-ray lint types bench bench-smoke evaluation docs bench-gpu first-hour size inplace clean
+.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel bench-cuda-wheel test-versions test-ray bench-ray lint types bench bench-smoke evaluation docs bench-gpu gpu-run gpu-cache size inplace clean

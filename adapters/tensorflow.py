@@ -37,6 +37,12 @@ CUDA_LIBRARY = "libtensorflow_framework.so"
 CUDA_SETTINGS = {"TF_GPU_ALLOCATOR": ("cuda_malloc_async",)}
 """What TensorFlow reads when it first uses a GPU."""
 
+KEPT_BACK = "TF_DEVICE_MIN_SYS_MEMORY_IN_MB"
+"""What TensorFlow leaves of a device's free memory to contexts and libraries: 225 MiB below 2 GiB, else up to 1.8 GiB.
+
+A budget has no contexts in it. The default is ``MinSystemMemory`` in TensorFlow's ``gpu_device.cc``.
+"""
+
 
 @session.once
 def enable() -> Session | None:
@@ -81,6 +87,7 @@ def _enable_cuda(joined: Session) -> None:
         )
         raise HookError(message)
     xla.enable(joined, os.environ, CUDA_SETTINGS)
+    os.environ[KEPT_BACK] = os.environ.get(KEPT_BACK) or "0"
     xla.redirect(CUDA_LIBRARY)
 
 

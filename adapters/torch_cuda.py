@@ -25,18 +25,15 @@ from zico.adapters import torch_graphs, torch_trees
 from zico.base.compiled import call, callback, inlined, record_at, symbol_address
 from zico.base.errors import HookError
 from zico.base.records import I8, Numbers, Record, dtype_of
+from zico.base.saying import inform
 from zico.heap.cuda import hooks
 from zico.job import lookup
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from zico.job.session import Session
-
-SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-CLASHING = ("expandable_segments:true", "backend:cudamallocasync")
-"""Parts of these settings, lower case and without blanks, that name another allocator than the one replaced."""
 
 OTHER_DEVICE = (
     "zico: this tensor is for another GPU than the pool's, cuda:{ordinal}: put it there, or let the process see "
@@ -44,33 +41,17 @@ OTHER_DEVICE = (
 )
 
 
-def refuse_settings(environment: Mapping[str, str]) -> None:
-    """Refuse settings under which PyTorch would not use the allocator that is replaced.
-
-    Raises:
-        HookError: One of them is there; the message says which and what to do.
-    """
-    for name in SETTINGS:
-        parts = environment.get(name, "").lower().replace(" ", "").split(",")
-        for part in parts:
-            if part in CLASHING:
-                message = (
-                    f"{name}={environment[name]} asks for an allocator of PyTorch's own ({part}), and Zico replaces "
-                    f"the allocator: unset {name}, or train without Zico"
-                )
-                raise HookError(message)
-
-
 def enable(joined: Session) -> None:
     """Take PyTorch's CUDA memory from the pool.
 
     Raises:
-        HookError: PyTorch's allocator is in use already, its settings clash, or this build cannot
-            be redirected.
+        HookError: PyTorch's allocator is in use already, or this build cannot be redirected.
     """
-    refuse_settings(os.environ)
     import torch
-    from zico.adapters import torch_cuda_memory
+    from zico.adapters import torch_cuda_memory, torch_pools
+
+    if ignored := torch_cuda_memory.settle(os.environ):
+        inform(ignored)
 
     facts = joined.pool.driver.facts  # type: ignore[attr-defined]  # a CUDA device's driver
     refusal = OTHER_DEVICE.format(ordinal=facts.ordinal, uuid=facts.uuid)
@@ -82,7 +63,7 @@ def enable(joined: Session) -> None:
     core, memory = torch._C, torch.cuda.memory  # noqa: SLF001 - the only door
     try:
         backend = memory.get_allocator_backend()
-        if torch.cuda.is_initialized() or backend != "native":
+        if torch.cuda.is_initialized() or backend not in torch_cuda_memory.BACKENDS:
             message = (
                 f"PyTorch's CUDA allocator ({backend}) is in use already, and PyTorch changes it only before the first "
                 "tensor: let Zico come first"
@@ -106,6 +87,7 @@ def enable(joined: Session) -> None:
     except HookError as error:
         complain("cuDNN cannot time its algorithms in this job", error)
     torch_cuda_memory.Answers(joined, torch).install()
+    torch_pools.serve(torch)
     torch_graphs.watch(joined.heap, torch)
     torch_trees.serve(joined, torch)
 
@@ -349,7 +331,8 @@ def address_in(library: ctypes.CDLL, symbol: str) -> int:
 #     One object changes, by one aligned store; the class and its other objects do not.
 #
 # The symbols and the table's entries were read in the builds of PyTorch 2.11.0, 2.12.0 and 2.13.0
-# for CUDA 13 on x86-64. ``install`` has run on those libraries without a GPU. Has not run on a GPU.
+# for CUDA 13 on x86-64. ``install`` has run on those libraries without a GPU, and on an H200,
+# where no job has set ``benchmark``.
 
 CURRENT_ALLOCATOR = "_ZN3c104cuda20CUDACachingAllocator9allocatorE"
 ALLOCATOR_TABLE = "_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE"

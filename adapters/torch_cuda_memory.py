@@ -14,6 +14,7 @@ large. Tensors in the next tier count, and their bytes do not.
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
 
 from zico.base.saying import inform
@@ -21,7 +22,7 @@ from zico.heap.cuda.contents import HELD, WAITS, contents
 from zico.trace.snapshot import block, segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
 
     from zico.job.session import Session
 
@@ -36,6 +37,46 @@ FRACTION = (
     "torch.cuda.set_per_process_memory_fraction does nothing here: the budget is set by zico run --budget, and what a "
     "job may hold of it by zico limit"
 )
+
+NO_EFFECT = (
+    "{} has no effect in this job, since its GPU memory comes from Zico's pool: leave it, or unset it to be rid of "
+    "this line"
+)
+SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+BACKENDS = ("native", "cudaMallocAsync")
+"""PyTorch's own allocators of GPU memory, of which a setting chooses one."""
+_BACKEND, _OF_PINNED_MEMORY = "backend:", "pinned_"
+_PART = re.compile(r"(?:[^,\[]|\[[^]]*\]?)+")
+
+
+def settle(environment: MutableMapping[str, str]) -> str:
+    """Take the settings of PyTorch's allocator that would do harm out of an environment.
+
+    Returns:
+        A sentence that names those without effect; empty where there are none.
+    """
+    ignored = []
+    for name in SETTINGS:
+        if name in environment:
+            kept, without_effect = _read(environment[name])
+            if kept:
+                environment[name] = kept
+            else:
+                del environment[name]
+            ignored += [f"{name}={without_effect}"] if without_effect else []
+    return NO_EFFECT.format(" and ".join(ignored)) if ignored else ""
+
+
+def _read(settings: str) -> tuple[str, str]:
+    """Return what PyTorch may read of settings, and what of them has no effect.
+
+    It must not read ``backend``: it compares that with the allocator that it has when it reads, and
+    raises. Pinned memory has an allocator of its own, which stays PyTorch's.
+    """
+    parts = ["".join(part.split()) for part in _PART.findall(settings)]
+    kept = [part for part in parts if part and not part.startswith(_BACKEND)]
+    without_effect = [part for part in parts if part and not part.startswith(_OF_PINNED_MEMORY)]
+    return ",".join(kept), ",".join(without_effect)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +197,8 @@ class Answers:
         core._cuda_allocationTraceback = lambda _address: None  # noqa: SLF001
         core._cuda_attach_out_of_memory_observer = lambda _observer: self._tell(OBSERVERS)  # noqa: SLF001
         core._cuda_setMemoryFraction = lambda _fraction, _device: self._tell(FRACTION)  # noqa: SLF001
+        settings = getattr(core, "_accelerator_setAllocatorSettings", None)  # not in every version
+        core._accelerator_setAllocatorSettings = lambda text: self._set(settings, text)  # noqa: SLF001
         core._cuda_getMemoryFraction = lambda _device: 1.0  # noqa: SLF001 - of what mem_get_info says
         of_any = getattr(core, "_accelerator_getMemoryInfo", None)  # not in every version
         core._accelerator_getMemoryInfo = self._memory_info(of_any)  # noqa: SLF001
@@ -197,6 +240,14 @@ class Answers:
         """Say once that there is no history, to who wants one."""
         if enabled:
             self._tell(HISTORY)
+
+    def _set(self, before: Callable[[str], None] | None, settings: str) -> None:
+        """Say once what of settings has no effect, and let PyTorch have what may have one."""
+        kept, without_effect = _read(settings)
+        if without_effect:
+            self._tell(NO_EFFECT.format(without_effect))
+        if kept and before is not None:
+            before(kept)
 
     def _memory_info(self, before: Callable[[int], tuple[int, int]] | None) -> Callable[[int], tuple[int, int]]:
         """Return what answers for free and total bytes: for the pool's device as the job's, else as PyTorch did."""

@@ -9,6 +9,10 @@ Throughput of a run is the mean over its jobs of iterations per second, over the
 with no budget (``--budget none``, which on a GPU leaves each job its reserve) in the same round.
 ``together.py`` says how iterations per second are measured.
 
+All runs of a pair have regions of one size, peaks included: that which ``zico run`` takes by default
+for a budget of the sum of the peaks. On a GPU a pool without a budget would have larger ones, and a
+job holds more of these than of its budget's.
+
 One after the other: the jobs' work of one second together with no budget is done by each job alone
 with all cores, one after the other; the time that takes is the sum over the jobs of (rate together
 / rate alone), and its reciprocal is the throughput. Start-up is left out, which favours it.
@@ -28,6 +32,9 @@ import together
 from colocation_text import ONE_BY_ONE, PLAIN, draw, text_of
 from together import ENDLESS, Job
 
+from zico.base.settings import HOST, cuda_region_bytes
+from zico.base.units import MIB
+
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
@@ -40,6 +47,8 @@ OTHER_SHARES = (60, 80, 100)
 PLANLESS_SHARES = (60, 70, 80)
 """Where ``zico`` is measured without plans too."""
 NO_BUDGET = "none"
+LEAST_CUDA_REGION = 2 * MIB
+"""What CUDA maps at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,23 +117,42 @@ class Runner:
     """Runs a pair in any configuration."""
 
     def __init__(self, pair: Pair, seconds: float, warm_up: int) -> None:
-        """Find the jobs' own peaks and their losses alone; takes two runs of each, of equal ones together."""
+        """Find the jobs' own peaks and their losses alone; takes up to three runs of each, of equal ones together."""
         self._pair = pair
         self._warm_up = warm_up
         self._seconds = seconds
         self._deadline_s = seconds + together.MARGIN_S
         self.peaks_bytes: list[int] = []
         self.alone_losses: list[tuple[str, ...]] = []
-        measured: dict[tuple[str, ...], tuple[dict[str, Any], tuple[str, ...]]] = {}
+        self._regions: tuple[str, ...] = ()
+        self.region_bytes = self._measure_peaks()
+        default_bytes = self._default_region_bytes()
+        if default_bytes != self.region_bytes:
+            self._regions = ("--region", f"{default_bytes}B")
+            self.region_bytes = self._measure_peaks()
+        losses: dict[tuple[str, ...], tuple[str, ...]] = {}
         for job in pair.jobs:
-            if job.argv() not in measured:
-                report = self._zico([job], "zico", NO_BUDGET, "--iterations", "8").report or {}
+            if job.argv() not in losses:
                 alone = together.run_plain([job], *self._until_time(), deadline_s=self._deadline_s)
-                measured[job.argv()] = report, alone.losses[0]
-            report, losses = measured[job.argv()]
-            self.peaks_bytes.append(report["jobs"][0]["peak_bytes"])
-            self.region_bytes: int = report["pool"]["region_bytes"]
-            self.alone_losses.append(losses)
+                losses[job.argv()] = alone.losses[0]
+            self.alone_losses.append(losses[job.argv()])
+
+    def _measure_peaks(self) -> int:
+        """Find each job's peak alone without a budget, and return the size of the regions that it was measured with."""
+        reports: dict[tuple[str, ...], dict[str, Any]] = {}
+        for job in self._pair.jobs:
+            if job.argv() not in reports:
+                reports[job.argv()] = self._zico([job], "zico", NO_BUDGET, "--iterations", "8").report or {}
+        found = [reports[job.argv()] for job in self._pair.jobs]
+        self.peaks_bytes = [report["jobs"][0]["peak_bytes"] for report in found]
+        region_bytes: int = found[0]["pool"]["region_bytes"]
+        return region_bytes
+
+    def _default_region_bytes(self) -> int:
+        """Return the regions that ``zico run`` takes for a budget of the sum of the peaks."""
+        if self._pair.device == HOST:
+            return self.region_bytes
+        return max(cuda_region_bytes(sum(self.peaks_bytes)), LEAST_CUDA_REGION)
 
     def attempt(self, configuration: Configuration, told: Sequence[str] = ()) -> dict[str, Any]:
         """Run the pair so and return the raw figures, or why there are none: one run must not end all others."""
@@ -164,7 +192,7 @@ class Runner:
             budget=budget,
             deadline_s=self._deadline_s,
             device=self._pair.device,
-            told=told,
+            told=(*self._regions, *told),
         )
 
     def _alone_rates(self) -> list[float]:

@@ -35,13 +35,18 @@ import numpy as np
 from common import ROOT, ZICO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    Watch = Callable[[dict[str, list[float]]], None]
+    """Is shown again and again when each job's iterations have ended, and may raise to end the run."""
 
 WARM_UP = 8
 """Iterations of each job before its steady state: profiles are learned in the first few, one job after the other."""
 MARGIN_S = 240.0
 """How much longer than its training time a run may take; the first one on a machine compiles for a minute."""
 END_S = 10.0
+LOOK_S = 0.05
+"""Between two looks of who watches."""
 ENDLESS = ("--iterations", "1000000")
 """Arguments of a job that is to end by time, or by a signal."""
 
@@ -109,19 +114,27 @@ def count_at(ends: Sequence[float], t_s: float) -> float:
     return float(np.interp(t_s, ends, np.arange(1, len(ends) + 1)))
 
 
-def run_plain(jobs: Sequence[Job], *extra: str, deadline_s: float) -> Together:
-    """Run the jobs as processes of their own, all at once, without Zico."""
+def run_plain(
+    jobs: Sequence[Job],
+    *extra: str,
+    deadline_s: float,
+    environment: Mapping[str, str] | None = None,
+    watch: Watch | None = None,
+) -> Together:
+    """Run the jobs as processes of their own, all at once, without Zico; ``environment`` is added to theirs."""
     with _scratch() as directory:
         with contextlib.ExitStack() as stack:  # which looks at exit codes, so before the losses are read
             processes = {
-                job.name: stack.enter_context(_process(job.argv(directory / f"{job.name}.json", *extra), directory))
+                job.name: stack.enter_context(
+                    _process(job.argv(directory / f"{job.name}.json", *extra), directory, environment)
+                )
                 for job in jobs
             }
-            ends = _ends(processes, [job.name for job in jobs], deadline_s)
+            ends = _ends(processes, [job.name for job in jobs], deadline_s, watch)
         return Together(ends, _losses(jobs, directory), None)
 
 
-def run_zico(
+def run_zico(  # noqa: PLR0913 - the traits of a run
     jobs: Sequence[Job],
     *extra: str,
     policy: str,
@@ -130,6 +143,7 @@ def run_zico(
     device: str = "host",
     report_to: Path | None = None,
     told: Sequence[str] = (),
+    watch: Watch | None = None,
 ) -> Together:
     """Run the jobs under one ``zico run``; what ``--report`` writes goes to ``report_to`` if that is given.
 
@@ -142,6 +156,7 @@ def run_zico(
         device: Whose memory they share.
         report_to: A directory.
         told: Further options of ``zico run``.
+        watch: Sees when iterations end.
     """
     with _scratch() as directory:
         report = directory / "report.json"
@@ -162,7 +177,7 @@ def run_zico(
             *told,
         )
         with _process((*ZICO, "run", *options, *names, *commands), directory) as process:
-            ends = _ends({"": process}, [job.name for job in jobs], deadline_s)
+            ends = _ends({"": process}, [job.name for job in jobs], deadline_s, watch)
         return Together(ends, _losses(jobs, directory), json.loads(report.read_text()))
 
 
@@ -176,14 +191,16 @@ def _scratch() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _process(argv: Sequence[str], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _process(
+    argv: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command whose errors are told if it fails; it is gone when the block ends."""
     environ = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
     with tempfile.TemporaryFile(dir=directory) as errors:
         process = subprocess.Popen(
             argv,
             cwd=ROOT,
-            env=environ | {"PYTHONUNBUFFERED": "1"},
+            env={**environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -210,7 +227,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _ends(
-    processes: dict[str, subprocess.Popen[bytes]], names: Sequence[str], deadline_s: float
+    processes: dict[str, subprocess.Popen[bytes]], names: Sequence[str], deadline_s: float, watch: Watch | None = None
 ) -> tuple[tuple[float, ...], ...]:
     """Read all output to its end and return when each job's iterations ended."""
     ends: dict[str, list[float]] = {name: [] for name in names}
@@ -223,7 +240,9 @@ def _ends(
             if time.monotonic() - began_s > deadline_s:
                 message = f"the jobs did not end within {deadline_s:.0f} s"
                 raise TimeoutError(message)
-            for key, _ in selector.select(1.0):
+            if watch is not None:
+                watch(ends)
+            for key, _ in selector.select(1.0 if watch is None else LOOK_S):
                 now_s = time.monotonic() - began_s
                 chunk = os.read(key.fd, 1 << 16)
                 if not chunk:

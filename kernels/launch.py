@@ -27,7 +27,7 @@ class Launcher(Record, align=False):
     launch_kernel: I8  # C functions of the driver
     write_value: I8
     wait_value: I8  # both 0: the device has no stream memory operations
-    progress: I8  # kernels, all 0: the device is too old for them
+    progress: I8  # kernels, each 0: it is not needed, or the device is too old for it
     spin: I8
     scrub: I8
     digest: I8  # loaded where they are needed alone (zico.offload.device_digests)

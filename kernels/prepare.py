@@ -14,9 +14,10 @@ from zico.kernels.spin import SPIN
 from zico.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import numpy.typing as npt
+    from zico.kernels.compilation import Kernel
 
 KERNELS = (PROGRESS, SPIN, SCRUB)
 
@@ -52,17 +53,19 @@ class Loader(Protocol):
         ...
 
 
-def prepare(driver: Loader, stop: int, given_up: int) -> npt.NDArray[Any]:
-    """Load the kernels; returns a launcher (an array of one ``LAUNCHER``) that is good as long as the driver lives.
+def prepare(driver: Loader, stop: int, given_up: int, also: Iterable[Kernel] = ()) -> npt.NDArray[Any]:
+    """Load kernels; returns a launcher (an array of one ``LAUNCHER``) that is good as long as the driver lives.
 
-    A device that is too old for the kernels marks and waits by stream operations alone, and cannot
-    scrub; one without those waits by a kernel.
+    A device marks and waits by stream operations; one without those does by kernels. One that is
+    too old for kernels cannot scrub.
 
     Args:
         driver: Of the device.
         stop: Device address of a word that is set when kernels shall wait no more: what runs behind
             one that gives up is not ordered after what it waited for.
         given_up: Device address of the word that a kernel sets which gave up waiting.
+        also: Kernels to load besides those that mark and wait, if the device can run them. Each
+            takes milliseconds of a job's start.
 
     Raises:
         ConfigError: The device has neither.
@@ -73,11 +76,14 @@ def prepare(driver: Loader, stop: int, given_up: int) -> npt.NDArray[Any]:
     one = launcher[0]
     one["launch_kernel"] = addresses["cuLaunchKernel"]
     one["stop"], one["given_up"] = stop, given_up
+    needed = dict.fromkeys(also)
     if facts.waits_on_stream:
         one["write_value"] = addresses["cuStreamWriteValue64_v2"]
         one["wait_value"] = addresses["cuStreamWaitValue64_v2"]
+    else:
+        needed |= dict.fromkeys((PROGRESS, SPIN))
     if facts.compute_capability >= COMPUTE_CAPABILITY:
-        for kernel in KERNELS:
+        for kernel in needed:
             one[kernel.function.__name__] = driver.load_kernel(image(kernel), kernel.name)
     elif not facts.waits_on_stream:
         major, minor = facts.compute_capability

@@ -3,6 +3,10 @@
 A counter is 64 bit, in host memory that the device and all jobs see. One stream writes it, each
 value larger than the one before; who finds it at a value knows that all work put on the stream
 before that mark is done.
+
+A stream operation writes the counter where the device has one. On an H200 that takes the processor
+1.0 us a mark and the device 2.7 us between other work, where the kernel takes 3.6 us and 2.4 us
+(benchmarks/results/gpu/progress.md). The processor's time is spent inside the heap's mutex.
 """
 
 from __future__ import annotations
@@ -42,6 +46,6 @@ def mark(launcher: Launcher, stream: int, counter: int, value: int) -> int:
     """
     if counter % WORD_BYTES != 0:
         return INVALID_VALUE
-    if launcher.progress == 0:
+    if launcher.write_value != 0:
         return write_value(launcher, stream, counter, value)
     return launch(launcher, launcher.progress, 1, 1, stream, (counter, value))

@@ -28,21 +28,24 @@ import common
 
 from zico.base.errors import ConfigError, DriverError
 from zico.base.units import GIB, MIB
+from zico.broker.outside import use_of
 from zico.device.api import close_descriptors
 from zico.device.cuda import CudaDriver, bindings
-from zico.device.cuda.facts import probe
+from zico.device.cuda.facts import device_uuids, probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 QUESTION = "What does a GPU's driver do that the manual leaves open, and what does each call cost?"
 REGION_BYTES = 64 * MIB
+POOLED_BYTES = 8 * REGION_BYTES
+"""Of memory that two processes share: as much as a context."""
 REPEATS = 64
 WINDOWS = 27
 """Reservations in one process, each as large as the device's memory."""
 ROUND_TRIPS = 100
 """Fewer operations than a stream holds, so that no call waits for room."""
-FACT_S = 60.0
+FACT_S = 20.0
 PATIENCE_S = 20.0
 """For what another process or the device has to do."""
 COUNTER, ANSWER = 0, 1
@@ -295,6 +298,41 @@ def context() -> dict[str, Any]:
     return {"mib": (before - during) / MIB, "milliseconds": milliseconds}
 
 
+def _importing(descriptor: int) -> None:
+    """Map memory of the other process in a context, say so, and keep it until killed."""
+    driver = CudaDriver(0)
+    with driver.context.current():
+        memory = driver.import_pieces([descriptor], POOLED_BYTES)
+        driver.map(driver.reserve(POOLED_BYTES), 0, memory, 0, POOLED_BYTES)
+        _say(str(os.getpid()))
+        signal.pause()
+
+
+def listing() -> dict[str, Any]:
+    """Return for whom the management library lists memory that a process without a context shares with another one."""
+    uuid = device_uuids()[0]
+    before = use_of(uuid)
+    with contextlib.ExitStack() as stack:
+        driver = stack.enter_context(contextlib.closing(CudaDriver(0)))
+        made = stack.enter_context(driver.create_memory(POOLED_BYTES, "facts"))
+        (descriptor,) = driver.export_pieces(made)
+        helper = stack.enter_context(Helper("importing", descriptor))
+        use = use_of(uuid)
+        os.close(descriptor)
+    if before is None or use is None or use.by_process is None:
+        return {"is_known": False}
+    mib_of = {pid: held / MIB for pid, held in use.by_process.items()}
+    return {
+        "is_known": True,
+        "shared_mib": POOLED_BYTES / MIB,
+        "used_more_mib": (use.used_bytes - before.used_bytes) / MIB,
+        "exporter_mib": mib_of.get(os.getpid()),
+        "importer_mib": mib_of.get(int(helper.line)),
+        "listed_for_nobody_mib": use.used_bytes / MIB - sum(mib_of.values()),
+        "reserved_mib": use.reserved_bytes / MIB,
+    }
+
+
 def _forking(descriptor: int, *, lets_go: bool = False) -> None:
     """Hold a region; a forked child keeps the driver's files and the region's descriptors, or lets go of them."""
     driver = CudaDriver(0)
@@ -342,12 +380,13 @@ FACTS: dict[str, Callable[[], dict[str, Any]]] = {
     fact.__name__: fact
     for fact in (
         *(device, calls_without_context, calls_with_context, import_in_exporter, reservations, descriptors),
-        *(stream_write, wait_across_processes, context, killed_with_forked_child),
+        *(stream_write, wait_across_processes, context, listing, killed_with_forked_child),
     )
 }
 HELPERS: dict[str, Callable[[int], None]] = {
     "peer": _peer,
     "context": _context,
+    "importing": _importing,
     "forking": _forking,
     "letting_go": functools.partial(_forking, lets_go=True),
 }

@@ -108,7 +108,7 @@ class Operations:
         self._stream = undo.enter_context(driver.create_stream()).handle
         page = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)
         words = undo.enter_context(contextlib.closing(driver.register_host(page.ctypes.data, mmap.PAGESIZE)))
-        self._launcher = prepare.prepare(driver, words.device_address, words.device_address + 8)
+        self._launcher = prepare.prepare(driver, words.device_address, words.device_address + 8, prepare.KERNELS)
         memory = undo.enter_context(driver.create_memory(PIECES * PIECE_BYTES, "benchmark"))
         window = undo.enter_context(driver.reserve(PIECES * PIECE_BYTES))
         driver.map(window, 0, memory, 0, PIECES * PIECE_BYTES)

@@ -2,8 +2,9 @@
 
 Jobs of ``job.py`` in pairs, as ``colocation.py`` measures them, one round: without a budget,
 without Zico (time slices), ``zico`` at shares of the sum of the peaks, ``serial`` at the lowest of
-them, and under MPS where its daemon is installed, with ``zico`` and with no policy. Then one job of
-the first pair kills itself in mid-run.
+them, and under MPS where its daemon is installed, with ``zico`` and with no policy. Both are in
+Zico's pool: plain MPS with PyTorch's own allocator is not among them. Then one job of the first pair
+kills itself in mid-run.
 
 ``--paper`` takes the kinds of pairs that the paper shows. ``--device host`` runs tiny jobs on the
 host, to see that the script works. The result is written after each pair. Managed memory is no
@@ -44,8 +45,6 @@ GOAL = (70, 0.95)
 """Share of the sum of the peaks, and throughput over that with no budget."""
 KILLED_AT = 12
 """Iterations that the job launches before it kills itself."""
-BRIEF = ("zico no budget", f"zico {GOAL[0]} %", "MPS, none no budget", f"MPS, zico {GOAL[0]} %")
-"""Runs of a pair with ``--brief``."""
 MPS_DAEMON = "nvidia-cuda-mps-control"
 
 
@@ -88,8 +87,6 @@ def measure_pair(pair: Pair, options: Namespace, keep: Callable[[dict[str, Any]]
     if shutil.which(MPS_DAEMON) and pair.device != "host":
         under = (Configuration("none", None), Configuration("zico", least))
         runs += [(f"MPS, {configuration.label}", configuration, ("--mps",)) for configuration in under]
-    if options.brief:
-        runs = [run for run in runs if run[0] in BRIEF]
     done: list[dict[str, Any]] = []
     measured: dict[str, Any] = {}
     for label, configuration, told in runs:
@@ -158,7 +155,6 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0", help="cuda:0, or host to try the script")
     parser.add_argument("--seconds", type=float, default=6.0, help="how long each job trains in each run")
     parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job left out")
-    parser.add_argument("--brief", action="store_true", help="only Zico, with and without a budget, and MPS")
     parser.add_argument("--only", metavar="NAME", help="only this pair")
     parser.add_argument("--paper", action="store_true", help="kinds of pairs that the paper shows, at 70 %%")
     options = parser.parse_args()

@@ -85,9 +85,9 @@ class Timeline:
         for event in self._events:
             stack.callback(driver.call, "cuEventDestroy", event)
         stop, given_up, self._gate = (registered.device_address + launch.WORD_BYTES * i for i in (1, 2, GATE))
-        by_kernel = prepare.prepare(driver, stop, given_up)
-        by_operation = by_kernel.copy()
-        by_operation["progress"] = 0
+        by_operation = prepare.prepare(driver, stop, given_up, prepare.KERNELS)
+        by_kernel = by_operation.copy()
+        by_kernel["write_value"] = 0
         self._launchers = {"kernel": by_kernel, "stream operation": by_operation}
         self._record = record
 

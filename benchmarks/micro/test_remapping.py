@@ -51,6 +51,7 @@ def test_populated(measure: Measure) -> None:
     def one(piece: int, at: int) -> None:
         address = window.handle + at * PIECE_BYTES
         assert mapping.map_piece(record[0], address, piece, 1)
+        assert mapping.open_pieces(record[0], address, 1)
         mapping.map_pages(record[0], address)
 
     measure.figures["name"] = "all pages by one call"

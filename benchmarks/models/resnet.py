@@ -132,3 +132,8 @@ def resnet_cifar(layers: int = 50, batch: int = 100) -> Step:
         *(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10)),
     )
     return classifier(model, sgd(model), batch, 32, 10)
+
+
+def resnet18_small(batch: int = 64) -> Step:
+    """Build ResNet-18 for images of 32 x 32, as a search for its hyperparameters trains it."""
+    return resnet_cifar(18, batch)

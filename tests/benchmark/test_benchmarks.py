@@ -82,7 +82,7 @@ def test_microbenchmarks_reach_their_end(module: str) -> None:
 def test_smoke_runs_about_plans_reach_their_end(script: str, said: str, tmp_path: Path) -> None:
     """Smoke runs of what measures planners, models and the following heap end well and say where they come from.
 
-    Those about GPUs are parts of the first hour's rehearsal (``test_first_hour.py``).
+    Those about GPUs are parts of the rehearsal of a run there (``test_gpu_run.py``).
     """
     done = run_script(script, "--smoke", "-o", str(tmp_path))
     assert done.returncode == 0, done.stderr

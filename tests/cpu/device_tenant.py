@@ -51,13 +51,15 @@ class DeviceTenant:
         streams: int = 2,
         spacing_bytes: int = 0,
         alone_bytes: int = 0,
+        beside_bytes: int = 0,
         wait_limit_s: float,
     ) -> None:
         """Join and build the heap."""
         self.pool, self.device = pool, device
         self.member = join(pool)
         self.record = np.zeros(1, HEAP)
-        timeline = device.timeline(self.member, spacing_bytes, alone_bytes)
+        spacing = {"spacing_bytes": spacing_bytes, "alone_bytes": alone_bytes, "beside_bytes": beside_bytes}
+        timeline = device.timeline(self.member, **spacing)
         self.heap = Heap(self.member, self.record, wait_limit_s=wait_limit_s, timeline=timeline)
         self.streams = [next(_handles) for _ in range(streams)]
         self.live: list[Tensor] = []

@@ -217,7 +217,7 @@ class DriverContract:
         assert open_descriptors() == before
 
     def test_compiled_code_maps_and_unmaps_pieces(self, device: Device) -> None:
-        """``map_piece`` does what ``map`` does, over what is mapped there too; ``unmap_piece`` takes it away."""
+        """``map_piece`` and ``open_pieces`` do what ``map`` does, over a mapping, too; ``unmap_piece`` undoes it."""
         driver, unit = device.driver, device.driver.granularity_bytes
         record = np.zeros(1, DEVICE)
         with create(device, 2) as memory, reserve(device, 2) as window:
@@ -225,10 +225,12 @@ class DriverContract:
             places = [window.handle, window.handle + unit]
             assert mapping.map_piece(record[0], places[0], 1, 0)
             assert mapping.map_piece(record[0], places[1], 0, 1)
+            assert mapping.open_pieces(record[0], places[0], 2)
             device.write(places[0], b"one")
             device.write(places[1], b"nil")
             assert [device.read(place, 3) for place in places] == [b"one", b"nil"]
             assert mapping.map_piece(record[0], places[0], 0, 1)
+            assert mapping.open_pieces(record[0], places[0], 1)
             assert device.read(places[0], 3) == b"nil"
             assert mapping.unmap_piece(record[0], places[0])
             assert [device.is_open(place) for place in places] == [False, True]

@@ -47,12 +47,12 @@ class SoftwareDevice:
         in_order = (_STREAM_CALL(f) for f in (self._mark, self._await, self._scrub))
         self._functions = (*in_order, _DEVICE_CALL(self._synchronize), _DEVICE_CALL(self._look))
 
-    def timeline(self, member: PoolTable, spacing_bytes: int = 0, alone_bytes: int = 0) -> Timeline:
+    def timeline(self, member: PoolTable, **spacing: int) -> Timeline:
         """Return what a member's heap needs to use this device."""
         mark, wait, scrub, *of_device = (int(ctypes.cast(f, ctypes.c_void_p).value or 0) for f in self._functions)
         synchronize, look = of_device
         counters_address = int(member.member[0]["counters_address"])
-        options = {"spacing_bytes": spacing_bytes, "alone_bytes": alone_bytes, "look_ns": 0, "settle_ns": 0}
+        options = {"alone_bytes": 0, "beside_bytes": 0, "look_ns": 0, "settle_ns": 0} | spacing
         return Timeline(mark, wait, synchronize, counters_address, **options, scrub_address=scrub, look_address=look)
 
     # -- what jobs do

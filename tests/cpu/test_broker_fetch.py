@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import array
 import contextlib
+import logging
 import os
+import re
 import select
 import signal
 import socket
@@ -19,20 +21,23 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from broker_messages import no_descriptor_left, open_descriptors
+from fake_nvml import UUID, Library, Memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from members import make_pool
 
 from zico.base.errors import BrokerError, RemoteProtocolError, ZicoError
-from zico.broker import transport
+from zico.base.units import GIB
+from zico.broker import outside, transport
 from zico.broker.client import BrokerClient, Membership
 from zico.broker.devices import Device
 from zico.broker.notes import NOT_SEEN
-from zico.broker.pool_manager import PoolManager
+from zico.broker.pool_manager import GONE, PoolManager
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.server import Server
 from zico.broker.transport import Listener
+from zico.cli.status import _show
 from zico.pool.table import PoolTable
 from zico.scheduler.policies import policy_named
 
@@ -185,6 +190,33 @@ def test_a_process_that_cannot_be_watched_gets_no_place_on_a_gpu() -> None:
             manager.join(HELLO, process=NOT_SEEN, pidfd=None)
         assert manager.members == ()
         assert PoolManager(table, [], policy_named("none")).join(HELLO, process=NOT_SEEN, pidfd=None).pid == 1
+
+
+def test_a_pool_whose_gpu_is_lost_says_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The broker's log says once what has happened and what to do, ``zico status`` says it, and so hears who joins."""
+    library = Library(Memory(80 * GIB, 80 * GIB), [])
+    library.install(monkeypatch)
+    monkeypatch.setattr(outside, "LOOK_NS", 0)
+    gone = GONE.format("cuda:0", "the GPU is lost")
+    with make_pool(4, claims=False) as table:
+        seen = outside.Outside(UUID, table.memory.size_bytes)
+        manager = PoolManager(table, [table.memory_fd], policy_named("none"), device=CUDA, outside=seen)
+        with served(tmp_path, manager) as path, BrokerClient(path, DEADLINE_S) as client:
+            assert client.status().fault == ""
+            library.lost = 15
+            with caplog.at_level(logging.ERROR):
+                found = [client.status() for _ in range(2)]
+            with pytest.raises(BrokerError, match=re.escape(gone)):
+                joined(path)
+    _show(path, found[0])
+    assert [one.fault for one in found] == [gone, gone]
+    assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [gone]
+    assert gone in capsys.readouterr().out
 
 
 def test_a_process_is_not_taken_for_a_member_of_another_namespace_with_its_number(tmp_path: Path) -> None:

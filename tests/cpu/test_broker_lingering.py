@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DEAD_PID = 1 << 30
 """More than any process number (proc(5), pid_max)."""
+SERVER = 7
 DIED_NS = 5 * LOOK_NS
 DEADLINE_S = 10.0
 
@@ -103,11 +104,12 @@ def test_a_client_of_mps_holds_until_the_server_has_let_it_go(monkeypatch: pytes
     answers: dict[int, frozenset[int] | None] = {1: frozenset({DEAD_PID}), 2: None, 3: frozenset()}
     asked, may_answer = iter(answers.values()), threading.Semaphore(0)
 
-    def clients(_pipes: Path) -> frozenset[int] | None:
+    def clients(_pipes: Path) -> dict[int, frozenset[int]] | None:
         assert may_answer.acquire(timeout=DEADLINE_S)
-        return next(asked)
+        answer = next(asked)
+        return None if answer is None else {SERVER: answer}
 
-    monkeypatch.setattr(lingering, "mps_clients", clients)
+    monkeypatch.setattr(lingering.mps, "clients", clients)
     contexts, job = Contexts(UUID, tmp_path), dead()
     mps = contexts._mps
     assert mps is not None

@@ -270,12 +270,12 @@ def test_a_plan_setting_has_a_row(value: str, *, passed: bool, says: str) -> Non
 
 
 def test_a_report_has_what_lies_outside_the_pool_where_it_is_known() -> None:
-    """Contexts and other processes have a line and fields of their own; where nobody knows, there are neither."""
+    """Contexts and what others hold have a line and fields of their own; where nobody knows, there are neither."""
     figures = {"peak_physical_bytes": MIB, "context_bytes": 3 * MIB, "foreign_bytes": 5 * MIB}
     known = RunReport(device="cuda:0", policy="zico", budget_bytes=MIB, pool=PoolFigures(**figures), jobs=())
     lines = "\n".join(pool_lines(known))
     assert "peak physical by the driver 1 MiB" in lines
-    assert "outside the pool: framework contexts and workspaces 3 MiB, other processes 5 MiB" in lines
+    assert "outside the pool: framework contexts and workspaces 3 MiB, others 5 MiB" in lines
     assert msgspec.json.decode(to_json(known), type=RunReport) == known
     unknown = RunReport(device="host", policy="zico", budget_bytes=MIB, pool=PoolFigures(), jobs=())
     assert "outside the pool" not in "\n".join(pool_lines(unknown))

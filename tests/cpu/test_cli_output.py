@@ -72,10 +72,10 @@ def test_cursor_movements_go_and_colours_stay() -> None:
 
 
 def test_the_guardian_ends_what_was_announced_and_not_withdrawn() -> None:
-    """Sessions that live when the supervisor dies are to be ended; after ``done``, none and no directory."""
-    assert watchdog.watch(["+1\n", "+2\n", "-1\n"]) == {2}
+    """Sessions that live when the supervisor dies are to be ended, some last; after ``done``, none and no directory."""
+    assert watchdog.watch(["*3\n", "*4\n", "+1\n", "+2\n", "-1\n", "-3\n"]) == ({2}, {4})
     assert watchdog.watch(["+1\n", "done\n"]) is None
-    assert watchdog.watch([]) == set()
+    assert watchdog.watch([]) == (set(), set())
 
 
 def test_a_session_is_found_with_all_its_process_groups() -> None:
@@ -87,7 +87,7 @@ def test_a_session_is_found_with_all_its_process_groups() -> None:
         assert leader.stdout is not None
         child = int(leader.stdout.readline())
         found = watchdog.members(leader.pid)
-        assert watchdog.send(leader.pid, signal.SIGKILL) == 2
+        assert watchdog.send([leader.pid], signal.SIGKILL) == 2
         leader.wait(timeout=10)
     assert set(found) == {leader.pid, child}
     assert found[child] == child != found[leader.pid]

@@ -70,6 +70,7 @@ def test_another_context_of_the_caller_is_put_back(device: TwinDevice) -> None:
             lambda: driver.synchronize(stream.handle),
             driver.free_bytes,
             lambda: mapping.map_piece(record[0], window.handle, 0, 0),
+            lambda: mapping.open_pieces(record[0], window.handle, 1),
             lambda: mapping.unmap_piece(record[0], window.handle),
             lambda: CudaDriver(0, device.twin).close(),
         ]
@@ -85,6 +86,7 @@ def test_compiled_code_takes_the_primary_context_where_there_is_none() -> None:
         record = np.zeros(1, DEVICE)
         device.driver.fill_device(record[0], memory)
         assert result_in_thread(lambda: mapping.map_piece(record[0], window.handle, 0, 0))
+        assert result_in_thread(lambda: mapping.open_pieces(record[0], window.handle, 1))
         assert device.is_open(window.handle)
         device.driver.unmap(window, 0, UNIT)
 
@@ -121,19 +123,34 @@ def test_closing_a_driver_leaves_another_users_context_alone() -> None:
 # -- compiled code and kernels ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("function", ["cuMemMap", "cuMemSetAccess"])
-def test_a_piece_that_cannot_be_mapped_leaves_nothing_mapped(device: TwinDevice, function: str) -> None:
+def test_a_piece_that_cannot_be_mapped_leaves_nothing_mapped(device: TwinDevice) -> None:
     """``map_piece`` returns false, nothing stays mapped, and the same call works later whatever was there."""
     record = np.zeros(1, DEVICE)
     with create(device, 2) as memory, reserve(device, 1) as window:
         device.driver.fill_device(record[0], memory)
         assert mapping.map_piece(record[0], window.handle, 0, 0)
-        device.twin.fail_next(function)
+        device.twin.fail_next("cuMemMap")
         assert not mapping.map_piece(record[0], window.handle, 1, 1)
         assert "mappings" not in device.twin.leaks()
         assert not mapping.unmap_piece(record[0], window.handle)
         assert mapping.map_piece(record[0], window.handle, 1, 1)
+        assert not device.is_open(window.handle)
         device.driver.unmap(window, 0, UNIT)
+
+
+def test_pieces_that_cannot_be_opened_stay_mapped(device: TwinDevice) -> None:
+    """``open_pieces`` returns false, nobody can touch the pieces, and the same call works later."""
+    record = np.zeros(1, DEVICE)
+    with create(device, 2) as memory, reserve(device, 2) as window:
+        device.driver.fill_device(record[0], memory)
+        places = [window.handle, window.handle + UNIT]
+        assert all(mapping.map_piece(record[0], place, piece, 0) for piece, place in enumerate(places))
+        device.twin.fail_next("cuMemSetAccess")
+        assert not mapping.open_pieces(record[0], window.handle, 2)
+        assert not any(device.is_open(place) for place in places)
+        assert mapping.open_pieces(record[0], window.handle, 2)
+        assert all(device.is_open(place) for place in places)
+        assert all(mapping.unmap_piece(record[0], place) for place in places)
 
 
 def test_nothing_is_mapped_over_what_nobody_unmapped(device: TwinDevice) -> None:
@@ -142,6 +159,7 @@ def test_nothing_is_mapped_over_what_nobody_unmapped(device: TwinDevice) -> None
     with create(device, 2) as memory, reserve(device, 1) as window:
         device.driver.fill_device(record[0], memory)
         assert mapping.map_piece(record[0], window.handle, 0, 0)
+        assert mapping.open_pieces(record[0], window.handle, 1)
         device.write(window.handle, b"mine")
         assert not mapping.map_piece(record[0], window.handle, 1, 0)
         assert device.read(window.handle, 4) == b"mine"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import types
+import uuid
 from typing import Any
 
 import pytest
@@ -67,6 +68,34 @@ def test_only_the_question_for_free_bytes_makes_a_context() -> None:
         assert twin.contexts_made == 0
         assert free_bytes(0, twin) == 62 * MIB
         assert (twin.contexts_made, twin.leaks()) == (1, {})
+
+
+class Parts(Twin):
+    """A driver of parts of GPUs (MIG)."""
+
+    def cuDeviceGetName(self, length: int, dev: Any) -> tuple[Any, ...]:  # noqa: N802, ANN401 - the driver's
+        """Return the name of a part."""
+        return super().cuDeviceGetName(length, dev)[0], b"NVIDIA H100 80GB HBM3 MIG 1g.10gb".ljust(length, b"\0")
+
+
+class PartsOf12(Parts):
+    """The same by bindings for CUDA 12: the older function tells the GPU that a part is of."""
+
+    def cuDeviceGetUuid_v2(self, dev: Any) -> tuple[Any, ...]:  # noqa: N802, ANN401 - the driver's
+        """Return what a part is named by."""
+        return super().cuDeviceGetUuid(dev)
+
+    def cuDeviceGetUuid(self, dev: Any) -> tuple[Any, ...]:  # noqa: N802, ANN401 - the driver's
+        """Return what the GPU is named by."""
+        return super().cuDeviceGetUuid(dev)[0], types.SimpleNamespace(bytes=b"the GPU of parts")
+
+
+@pytest.mark.parametrize("bindings_of", [Parts, PartsOf12])
+def test_a_part_of_a_gpu_has_a_uuid_of_its_own(bindings_of: type[Twin]) -> None:
+    """Parts of one GPU have names of their own, as CUDA_VISIBLE_DEVICES and the management library want them."""
+    with bindings_of(3) as twin:
+        assert device_uuids(twin)[1:] == [f"MIG-{uuid.UUID(bytes=bytes([n] * 16))}" for n in (1, 2)]
+        assert probe(1, twin).uuid == device_uuids(twin)[1]
 
 
 def test_uuids_are_told_without_a_context() -> None:

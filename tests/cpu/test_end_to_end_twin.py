@@ -54,14 +54,15 @@ class EndToEndMachine(RuleBasedStateMachine):
         n=st.integers(3, 9),
         jobs=st.integers(1, 3),
         streams=st.integers(1, 3),
-        spacing=st.sampled_from([(0, 0), (0, 3 * REGION_BYTES), (2 * REGION_BYTES, 0)]),
+        spacing=st.sampled_from([(0, 0, 0), (0, 3 * REGION_BYTES, 2 * REGION_BYTES), (2 * REGION_BYTES, 0, 0)]),
         way=st.sampled_from([{}, {"attributes": WITHOUT_KERNELS}, {"isolate": True}]),
     )
-    def begin(self, n: int, jobs: int, streams: int, spacing: tuple[int, int], way: dict[str, Any]) -> None:
+    def begin(self, n: int, jobs: int, streams: int, spacing: tuple[int, int, int], way: dict[str, Any]) -> None:
         """Make the device, which stands still, and the jobs."""
         self.stack = contextlib.ExitStack()
         self.world = self.stack.enter_context(World(n, **way))
-        self.options: dict[str, Any] = {"streams": streams, "spacing_bytes": spacing[0], "alone_bytes": spacing[1]}
+        names = ("spacing_bytes", "alone_bytes", "beside_bytes")
+        self.options: dict[str, Any] = {"streams": streams} | dict(zip(names, spacing, strict=True))
         self.runs_freely = False
         self.world.twin.pause()
         self.tenants = [self._join() for _ in range(jobs)]

@@ -13,7 +13,7 @@ from software_device import INVALID_HANDLE, SoftwareDevice
 
 from zico.base.compiled import compiled
 from zico.heap import allocator
-from zico.heap.cuda import on_stream
+from zico.heap.cuda import on_stream, timeline
 from zico.heap.cuda.streams import stream_at
 from zico.pool.layout import STREAMS
 
@@ -81,7 +81,7 @@ def test_a_greater_spacing_holds_alone_too(device: SoftwareDevice) -> None:
 
 
 def test_with_a_second_job_every_release_is_marked(device: SoftwareDevice) -> None:
-    """The first release after another job has come is marked, and with it what was freed before."""
+    """With no spacing beside others, the first release after another job has come is marked, and all before it."""
     with jobs(device, 64, 1, alone_bytes=ALONE_BYTES) as (first,):
         made = [allocated(first) for _ in range(6)]
         for tensor in made[:3]:
@@ -181,6 +181,68 @@ def test_a_job_finds_its_own_unmarked_regions(device: SoftwareDevice) -> None:
         assert device.waits == 1
         assert device.marks == marks + 1
         assert not device.step(other.stream), "the first stream has not checked what lay there"
+        finish(job)
+
+
+# -- marks of jobs side by side --------------------------------------------------------------------
+
+
+def test_jobs_that_do_not_wait_mark_by_bytes(device: SoftwareDevice) -> None:
+    """Beside another job, too, a mark comes every ``beside_bytes``, and one at the boundary."""
+    with jobs(device, 64, 2, beside_bytes=ALONE_BYTES) as (job, _):
+        made = [allocated(job) for _ in range(20)]
+        for n, tensor in enumerate(made, 1):
+            job.free(tensor)
+            assert device.marks == n // 8
+        allocator.mark(job.record[0])
+        assert device.marks == 3
+        finish(job)
+
+
+def test_jobs_leave_half_of_what_is_free_marked(device: SoftwareDevice) -> None:
+    """Invariant 7: whatever the others have freed without a mark, a job gets half of what is free, and nobody waits."""
+    with jobs(device, 101, 3, beside_bytes=ALONE_BYTES) as (a, b, c):
+        for job in (a, b):
+            for tensor in [allocated(job) for _ in range(50)]:
+                job.free(tensor)
+        assert device.marks < 24
+        assert b.record[0]["streams"]["unmarked_bytes"] > 0
+        assert c.allocate(50 * MIB) is not None
+        assert c.job["need_waited_ns"] == 0
+        for job in (a, b, c):
+            finish(job)
+
+
+def test_a_thread_marks_for_who_begins_to_wait_while_its_job_sleeps(device: SoftwareDevice) -> None:
+    """Invariant 7: what a job has freed without a mark comes to who waits although the job makes no more calls."""
+    with jobs(device, 32, 2, beside_bytes=ALONE_BYTES, wait_limit_s=DEADLINE_S) as (asleep, other):
+        stop = timeline.keep_marked(asleep.heap)
+        for tensor in [allocated(asleep, 2 * MIB) for _ in range(3)]:
+            asleep.free(tensor)
+        assert device.marks == 0
+        other.member.member[0]["poll"] = (10 * int(DEADLINE_S), 0)  # it looks again only when it is woken
+        asleep.member.member[0]["slice"] = (10 * int(DEADLINE_S), 0)  # and so does the thread, once it has slept
+        thread = threading.Thread(target=other.allocate, args=(32 * MIB,), daemon=True)
+        thread.start()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+        assert device.marks == 1
+        assert other.live
+        stop()
+        for job in (asleep, other):
+            finish(job)
+
+
+def test_a_thread_that_marks_leaves_a_capture_alone(device: SoftwareDevice) -> None:
+    """A graph could begin between the question whether the stream captures and the mark; who waits gets it later."""
+    with jobs(device, 32, 1, alone_bytes=ALONE_BYTES) as (job,):
+        job.free(allocated(job))
+        job.pool.header["waiters"] = 1
+        for capturing, marks in ((1, 0), (0, 1)):
+            job.record[0]["streams"]["capturing"] = capturing
+            on_stream.mark_for_others(job.record[0])
+            assert device.marks == marks
+        job.pool.header["waiters"] = 0
         finish(job)
 
 

@@ -57,8 +57,8 @@ class Device:
         return 10 + len(self.images)
 
     def launcher(self) -> Any:  # noqa: ANN401 - a record
-        """Return a launcher over this device."""
-        return prepare.prepare(self, STOP, GIVEN_UP)[0]
+        """Return a launcher over this device, with all kernels."""
+        return prepare.prepare(self, STOP, GIVEN_UP, prepare.KERNELS)[0]
 
     def _launch(self, kernel: int, *rest: Any) -> int:  # noqa: ANN401 - ctypes values
         *dimensions, shared_bytes, stream, parameters, extra = rest
@@ -73,10 +73,17 @@ class Device:
 @settings(deadline=None)
 @given(stream=WORDS, counter=WORDS.map(lambda word: word & ~7), value=WORDS)
 def test_a_mark_is_one_kernel_of_one_thread(stream: int, counter: int, value: int) -> None:
-    """The progress kernel is launched once on the stream, with the counter's address and the value, whole words."""
-    device = Device()
+    """Without stream operations the progress kernel is launched, with the counter's address and the value."""
+    device = Device(waits=False)
     assert progress.mark(device.launcher(), stream, counter, value) == launch.SUCCESS
     assert device.calls == [("launch", PROGRESS, [1, 1, 1, 1, 1, 1], 0, stream, (counter, value), 0)]
+
+
+def test_a_mark_is_a_stream_operation() -> None:
+    """The stream writes the counter behind a fence (flags 0): less of the processor than a kernel takes."""
+    device = Device()
+    assert progress.mark(device.launcher(), STREAM, COUNTER, 9) == launch.SUCCESS
+    assert device.calls == [("write", STREAM, COUNTER, 9, 0)]
 
 
 def test_a_wait_is_a_stream_operation() -> None:
@@ -195,6 +202,14 @@ def test_marks_need_no_gil() -> None:
     assert words[2] == 0
 
 
+@pytest.mark.parametrize(("waits", "loaded"), [(True, []), (False, ["zico_progress", "zico_spin"])])
+def test_a_job_loads_no_kernel_that_it_does_not_call(waits: bool, loaded: list[str]) -> None:  # noqa: FBT001
+    """Each kernel takes milliseconds of a job's start: a device with stream operations needs none of them."""
+    device = Device(waits=waits)
+    prepare.prepare(device, STOP, GIVEN_UP)
+    assert list(device.images) == loaded
+
+
 def test_preparing_loads_every_kernel_under_its_name() -> None:
     """The driver gets one image for each kernel, PTX that has an entry of that name."""
     device = Device()
@@ -217,7 +232,7 @@ def test_a_driver_runs_what_was_prepared(waits: int) -> None:
         shared = undo.enter_context(contextlib.closing(device.driver.register_host(words.ctypes.data, words.nbytes)))
         first, second = (undo.enter_context(contextlib.closing(device.driver.create_stream())) for _ in range(2))
         counter, stop, given_up, _, scrubbed, _ = (shared.device_address + 8 * i for i in range(6))
-        launcher = prepare.prepare(device.driver, stop, given_up)[0]
+        launcher = prepare.prepare(device.driver, stop, given_up, [scrub.SCRUB])[0]
         region[:] = -1
         assert spin.wait(launcher, second.handle, counter, 5) == launch.SUCCESS
         assert scrub.zero(launcher, second.handle, scrubbed, 16) == launch.SUCCESS

@@ -194,6 +194,38 @@ def test_a_file_is_for_its_sources_alone(made: Callable[[str], ModuleType], monk
     assert program_of(name).file != file
 
 
+def test_a_file_serves_other_directories_and_machines(
+    made: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same source elsewhere, on another processor and another release of this Python, compiles nothing."""
+    module: Any = made(SOURCE)
+    module.rounded(1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / f"{module.__name__}.py").rename(elsewhere / f"{module.__name__}.py")
+    monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
+    script = f"""
+        import sys
+        from zico.base import programs
+        sys.version_info = (*sys.version_info[:2], 99, "final", 0)
+        programs.Program._compile = programs.Function.lower = None
+        import {module.__name__} as module
+        print(module.rounded(4))
+    """
+    assert printed(script, elsewhere) == "6\n"
+
+
+@pytest.mark.parametrize(
+    ("lacks", "level"), [("none", "x86-64-v3"), ("avx2", "x86-64-v2"), ("bmi", "x86-64-v2"), ("sse3", "x86-64")]
+)
+def test_a_level_is_what_a_processor_has(lacks: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One missing feature leaves the level below, whatever else is there."""
+    features = {name: name != lacks for names in programs.LEVELS.values() for name in names}
+    monkeypatch.setattr(programs.llvm, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
+    monkeypatch.setattr(programs.llvm, "get_host_cpu_features", lambda: features)
+    assert programs.level() == level
+
+
 def test_whoever_needs_the_same_waits_for_the_first(made: Callable[[str], ModuleType], tmp_path: Path) -> None:
     """Processes that want a program at once compile it once; each gets it."""
     module: Any = made(SOURCE)

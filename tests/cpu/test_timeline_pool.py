@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from members import check_counters, counters, free_list, issued, join, make_pool
@@ -386,21 +386,87 @@ def test_on_the_host_device_nobody_gets_ahead() -> None:
 # -- running ahead ---------------------------------------------------------------------------------
 
 
+_COARSE_BYTES = 64 << 20
+_IN_START = fences.START_BYTES // _COARSE_BYTES
+"""Regions of the default size that the first bound allows."""
+
+
 def test_the_bound_tunes_itself() -> None:
     """It begins at the start value, doubles for a starved device, shrinks for others, and stays within its limits."""
-    assert fences.tuned(0, 100, False, False) == fences.START_REGIONS  # noqa: FBT003 - compiled
-    cap = fences.START_REGIONS
+    most = 25 * fences.START_BYTES
+    assert fences.tuned(0, most, False, False) == fences.START_BYTES  # noqa: FBT003 - compiled
+    cap = fences.START_BYTES
     seen = []
     for _ in range(8):
-        cap = fences.tuned(cap, 100, True, True)  # noqa: FBT003 - compiled
-        seen.append(cap)
-    assert seen == [8, 16, 32, 64, 100, 100, 100, 100]
+        cap = fences.tuned(cap, most, True, True)  # noqa: FBT003 - compiled
+        seen.append(cap // fences.START_BYTES)
+    assert seen == [2, 4, 8, 16, 25, 25, 25, 25]
     for _ in range(40):
-        smaller = fences.tuned(cap, 100, False, True)  # noqa: FBT003 - compiled
-        assert smaller < cap or cap == fences.LEAST_REGIONS
+        smaller = fences.tuned(cap, most, False, True)  # noqa: FBT003 - compiled
+        assert smaller < cap or cap == fences.LEAST_BYTES
         cap = smaller
-    assert cap == fences.LEAST_REGIONS
-    assert fences.tuned(3, 100, False, False) == 3  # noqa: FBT003 - compiled
+    assert cap == fences.LEAST_BYTES
+    assert fences.tuned(3, most, False, False) == 3  # noqa: FBT003 - compiled
+
+
+class _Follower:
+    """Two jobs of a pool with regions of one size: one has freed all of it, the other takes it behind fences."""
+
+    def __init__(self, stack: contextlib.ExitStack, region_bytes: int) -> None:
+        """Fill the pool and give it back, with a mark for each piece of the coarsest regions' size."""
+        self.per_step = _COARSE_BYTES // region_bytes
+        n = 8 * _IN_START * self.per_step
+        self.pool = stack.enter_context(make_timeline_pool(n, region_bytes))
+        _, (self.first, self.second) = stack.enter_context(joined(self.pool, 2))
+        self.first.acquire(0, [NOBODY] * n)
+        for start in range(0, n, self.per_step):
+            self.first.release(list(range(start, start + self.per_step)))
+        self.second.mark(0)
+
+    def do(self, step: str) -> int:
+        """Take one step; returns the pool's answer where it has one."""
+        if step == "take":
+            return self.second.acquire(0, [NOBODY] * self.per_step)[0]
+        if step == "the first job's device goes on":
+            counters(self.pool)[self.first.number, 0] = min(self._passed + 1, self.first.issued(0))
+        elif step == "the second job's device is idle":
+            counters(self.pool)[self.second.number, 0] = self.second.issued(0)
+        else:
+            self.pool.header["waiters"] = int(step == "others wait")
+        return GRANTED
+
+    @property
+    def _passed(self) -> int:
+        return int(counters(self.pool)[self.first.number, 0])
+
+    @property
+    def bound_bytes(self) -> int:
+        """How far ahead the second job may run."""
+        return int(self.pool.jobs[self.second.number]["ahead_cap"])
+
+
+_STEPS = (
+    "take",
+    "the first job's device goes on",
+    "the second job's device is idle",
+    "others wait",
+    "nobody waits",
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=st.lists(st.sampled_from((*_STEPS, *["take"] * 3)), max_size=30))
+@example(steps=["take"] * (_IN_START + 1))
+@example(steps=["take", "others wait", *["take"] * 5])
+def test_the_size_of_regions_does_not_change_how_far_ahead_a_job_may_run(steps: list[str]) -> None:
+    """Whatever happens, jobs with small regions are granted, refused and bounded as those with large ones, in bytes."""
+    with contextlib.ExitStack() as stack:
+        followers = [_Follower(stack, _COARSE_BYTES // by) for by in (1, 4, 16)]
+        for step in steps:
+            assert len({follower.do(step) for follower in followers}) == 1
+            assert len({follower.bound_bytes for follower in followers}) == 1
+        for follower in followers:
+            follower.do("nobody waits")
 
 
 def test_what_is_ahead_is_counted_from_the_table() -> None:
@@ -418,39 +484,56 @@ def test_what_is_ahead_is_counted_from_the_table() -> None:
 
 def test_a_job_does_not_run_further_ahead_than_its_bound() -> None:
     """At its bound a job waits for its device, unless that has nothing left to do: then the bound grows."""
-    with make_timeline_pool(16) as pool, joined(pool, 2) as (_, (a, b)):
+    with make_timeline_pool(16, _COARSE_BYTES) as pool, joined(pool, 2) as (_, (a, b)):
         a.acquire(0, [NOBODY] * 16)
         a.release(list(range(16)))
         b.mark(0)
-        for _ in range(fences.START_REGIONS):
+        for _ in range(_IN_START):
             assert b.acquire(0, [NOBODY])[0] == BEHIND
         assert b.acquire(0, [NOBODY])[0] == WAIT
-        assert pool.jobs[b.number]["ahead_cap"] == fences.START_REGIONS
+        assert pool.jobs[b.number]["ahead_cap"] == fences.START_BYTES
         counters(pool)[b.number, 0] = b.issued(0)  # its device has done all it was given
         assert b.acquire(0, [NOBODY])[0] == BEHIND
-        assert pool.jobs[b.number]["ahead_cap"] == 2 * fences.START_REGIONS
+        assert pool.jobs[b.number]["ahead_cap"] == 2 * fences.START_BYTES
+
+
+def test_a_device_is_not_idle_while_a_release_has_no_mark() -> None:
+    """What was put on a stream before the release may not be done: the bound grows only when a mark says that it is."""
+    with make_timeline_pool(16, _COARSE_BYTES) as pool, joined(pool, 2) as (_, (a, b)):
+        a.acquire(0, [NOBODY] * 16)
+        a.release(list(range(16)))
+        assert b.acquire(0, [0])[0] == BEHIND
+        b.release([0], issue=False)
+        assert b.acquire(0, [0])[0] == GRANTED
+        for _ in range(_IN_START):
+            assert b.acquire(0, [NOBODY])[0] == BEHIND
+        assert b.acquire(0, [NOBODY])[0] == WAIT
+        assert pool.jobs[b.number]["ahead_cap"] == fences.START_BYTES
+        b.mark(0)
+        counters(pool)[b.number, 0] = b.issued(0)
+        assert b.acquire(0, [NOBODY])[0] == BEHIND
 
 
 def test_a_request_larger_than_the_bound_is_served_when_nothing_is_ahead() -> None:
     """No request is too large for the bound: with nothing ahead it is granted at once."""
-    with make_timeline_pool(16) as pool, joined(pool, 2) as (_, (a, b)):
+    with make_timeline_pool(16, _COARSE_BYTES) as pool, joined(pool, 2) as (_, (a, b)):
         a.acquire(0, [NOBODY] * 16)
         a.release(list(range(16)))
-        assert b.acquire(0, [NOBODY] * (2 * fences.START_REGIONS))[0] == BEHIND
+        assert b.acquire(0, [NOBODY] * (2 * _IN_START))[0] == BEHIND
 
 
 def test_a_waiting_neighbour_makes_the_bound_shrink() -> None:
     """A job that takes regions behind fences while others wait for memory does so less and less far ahead."""
-    with make_timeline_pool(16) as pool, joined(pool, 2) as (_, (a, b)):
+    with make_timeline_pool(16, _COARSE_BYTES) as pool, joined(pool, 2) as (_, (a, b)):
         a.acquire(0, [NOBODY] * 16)
         a.release(list(range(16)))
         b.acquire(0, [NOBODY])
         pool.header["waiters"] = 1
         b.acquire(0, [NOBODY])
-        assert pool.jobs[b.number]["ahead_cap"] == fences.START_REGIONS - 1
+        assert pool.jobs[b.number]["ahead_cap"] == fences.START_BYTES * 3 // 4
         pool.jobs[b.number]["waiting_threads"] = 1
         b.acquire(0, [NOBODY])
-        assert pool.jobs[b.number]["ahead_cap"] == fences.START_REGIONS - 1
+        assert pool.jobs[b.number]["ahead_cap"] == fences.START_BYTES * 3 // 4
         pool.header["waiters"] = pool.jobs[b.number]["waiting_threads"] = 0
 
 

@@ -78,7 +78,7 @@ def test_a_release_that_death_cut_short_is_repaired() -> None:
 
 def test_with_nothing_ahead_a_busy_job_is_served_far_above_its_bound() -> None:
     """Invariant 7: what is above the bound must not wait for what does not come, also where the device has work."""
-    n = 3 * fences.START_REGIONS
+    n = 3 * fences.START_BYTES // MIB
     with make_pool(n) as pool, join(pool) as a, join(pool) as b:
         acquire(a, n)
         issued(pool)[job_of(a), 0] = issued(pool)[job_of(b), 0] = 1

@@ -78,11 +78,11 @@ class Job:
         return value
 
 
-def make_timeline_pool(n_regions: int) -> PoolTable:
+def make_timeline_pool(n_regions: int, region_bytes: int = PAGE_BYTES) -> PoolTable:
     """Make a pool whose regions may be granted behind fences."""
     return PoolTable.create(
-        budget_bytes=n_regions * PAGE_BYTES,
-        region_bytes=PAGE_BYTES,
+        budget_bytes=n_regions * region_bytes,
+        region_bytes=region_bytes,
         use_claims=False,
         self_admit=True,
         on_timeline=True,

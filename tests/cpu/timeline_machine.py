@@ -28,14 +28,15 @@ class HeapTimelineMachine(RuleBasedStateMachine):
         n=st.integers(3, 10),
         spacing=st.sampled_from([0, 0, 2 * REGION_BYTES]),
         alone=st.sampled_from([0, 4 * REGION_BYTES]),
+        beside=st.sampled_from([0, 3 * REGION_BYTES]),
         slots=st.sampled_from([2, 3, STREAMS]),
     )
-    def begin(self, n: int, spacing: int, alone: int, slots: int) -> None:
+    def begin(self, n: int, spacing: int, alone: int, beside: int, slots: int) -> None:
         """Make the pool, the device and the jobs."""
         self.stack = contextlib.ExitStack()
         self.pool = self.stack.enter_context(make_device_pool(n, isolate=self.isolate))
         self.device = SoftwareDevice()
-        self.spacing, self.slots = {"spacing_bytes": spacing, "alone_bytes": alone}, slots
+        self.spacing, self.slots = {"spacing_bytes": spacing, "alone_bytes": alone, "beside_bytes": beside}, slots
         self.tenants = [self._join() for _ in range(2)]
         self.before = counters(self.pool).copy()
         self.faults: list[str] = []
@@ -91,6 +92,11 @@ class HeapTimelineMachine(RuleBasedStateMachine):
         tenant = self._pick(data)
         if tenant.live:
             tenant.use_on(tenant.live[which % len(tenant.live)], stream)
+
+    @rule(data=st.data())
+    def mark_for_others(self, data: st.DataObject) -> None:
+        """The thread of a job that marks for who waits looks around."""
+        on_stream.mark_for_others(self._pick(data).record[0])
 
     @rule(choices=st.lists(st.integers(0, 9), min_size=1, max_size=12))
     def device_goes_on(self, choices: list[int]) -> None:

@@ -36,13 +36,21 @@ class TwinTenant:
         world: World,
         *,
         streams: int = 2,
-        spacing_bytes: int = 0,
-        alone_bytes: int = 0,
         wait_limit_s: float = 0.002,
         name: str = "job",
         managed_bytes: int = 0,
+        **spacing: int,
     ) -> None:
-        """Join and build everything, or nothing; ``managed_bytes``: of a window of managed memory."""
+        """Join and build everything, or nothing.
+
+        Args:
+            world: Where the job is.
+            streams: How many it has.
+            wait_limit_s: How long it waits for memory.
+            name: Of the job.
+            managed_bytes: Of a window of managed memory.
+            spacing: ``spacing_bytes``, ``alone_bytes`` and ``beside_bytes`` of its timeline, else 0.
+        """
         self.world = world
         self.live: list[Tensor] = []
         self.record = np.zeros(1, HEAP)
@@ -56,7 +64,7 @@ class TwinTenant:
             self.member.member[0]["slice"] = (0, SLICE_NS)
             self._timeline = DeviceTimeline(self.member)
             undo.callback(self._timeline.close)
-            spacing = {"spacing_bytes": spacing_bytes, "alone_bytes": alone_bytes}
+            spacing = {"alone_bytes": 0, "beside_bytes": 0} | spacing
             functions = dataclasses.replace(self._timeline.functions, **spacing)
             self.managed = undo.enter_context(allocate(self.driver, managed_bytes)) if managed_bytes else None
             options: dict[str, Any] = {"wait_limit_s": wait_limit_s, "managed": self.managed}

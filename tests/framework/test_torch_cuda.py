@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import sys
 import warnings
@@ -13,7 +14,7 @@ import pytest
 import torch
 from hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
 from torch.cuda import _memory_viz
-from zico.adapters import torch_cuda, torch_cuda_memory, torch_graphs, torch_trees
+from zico.adapters import torch_cuda, torch_cuda_memory, torch_graphs, torch_pools, torch_trees
 
 from zico.base.errors import HookError
 from zico.heap.cuda import hooks, on_stream
@@ -31,7 +32,7 @@ CORE = (
     *("_cuda_record_memory_history", "_cuda_record_memory_history_legacy", "_cuda_isHistoryEnabled"),
     *("_cuda_allocationTraceback", "_cuda_attach_out_of_memory_observer", "_cuda_setMemoryFraction"),
     *("_cuda_getMemoryFraction", "_accelerator_getDeviceStats", "_accelerator_resetPeakStats"),
-    *("_accelerator_resetAccumulatedStats", "_accelerator_getMemoryInfo"),
+    *("_accelerator_resetAccumulatedStats", "_accelerator_getMemoryInfo", "_accelerator_setAllocatorSettings"),
 )
 VIEWS = {"cuda": torch.cuda, "accelerator": torch.accelerator}
 
@@ -351,23 +352,87 @@ def test_without_graph_trees_compiled_functions_run_plainly(
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
-        ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64, Expandable_Segments: True"),
-        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),
-    ],
+KEYS = (
+    *("max_split_size_mb:64", "max_non_split_rounding_mb:20", "garbage_collection_threshold:0.8"),
+    *("roundup_power2_divisions:[256:1,512:2,>:4]", "expandable_segments:True", "release_lock_on_cudamalloc:True"),
+    *("graph_capture_record_stream_reuse:True", "per_process_memory_fraction:0.5", "large_segment_size_mb:64"),
+    "throw_on_cudamalloc_oom:True",
 )
-def test_settings_that_name_another_allocator_are_refused(name: str, value: str) -> None:
-    """The message names the variable, its value and the remedy."""
-    with pytest.raises(HookError, match=f"{name}=.*: unset {name}"):
-        torch_cuda.refuse_settings({name: value})
+"""Of PyTorch 2.11 and later, but for those of pinned memory and of the allocator itself."""
+OF_PINNED_MEMORY = ("pinned_use_cuda_host_register:True", "pinned_num_register_threads:8")
 
 
-def test_other_settings_pass() -> None:
-    """What only tunes PyTorch's allocator does no harm."""
-    torch_cuda.refuse_settings({"PYTORCH_ALLOC_CONF": "expandable_segments:False,garbage_collection_threshold:0.8"})
+@pytest.mark.parametrize("name", torch_cuda_memory.SETTINGS)
+@pytest.mark.parametrize("backend", torch_cuda_memory.BACKENDS)
+def test_settings_of_the_allocator_are_accepted_with_one_line(name: str, backend: str) -> None:
+    """The line names what has no effect. PyTorch may read all but the allocator's name, at which it would raise."""
+    environment = {"HOME": "/", name: ", ".join((*OF_PINNED_MEMORY, f"backend: {backend}", *KEYS)), "A": "b"}
+    line = torch_cuda_memory.settle(environment)
+    assert line.startswith(f"{name}=backend:{backend},{','.join(KEYS)} has no effect in this job, since ")
+    assert environment == {"HOME": "/", name: ",".join((*OF_PINNED_MEMORY, *KEYS)), "A": "b"}
+
+
+def test_settings_that_say_nothing_are_worth_no_line() -> None:
+    """Without a setting, or with one of pinned memory alone, nothing is said; both variables share one line."""
+    assert torch_cuda_memory.settle({}) == ""
+    both = {"PYTORCH_ALLOC_CONF": OF_PINNED_MEMORY[0], "PYTORCH_CUDA_ALLOC_CONF": ""}
+    assert torch_cuda_memory.settle(both) == ""
+    assert both == {"PYTORCH_ALLOC_CONF": OF_PINNED_MEMORY[0]}
+    both = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+    line = torch_cuda_memory.settle(both)
+    assert line.startswith(
+        "PYTORCH_ALLOC_CONF=expandable_segments:True and PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync has"
+    )
+    assert both == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+def test_settings_that_a_script_changes_are_told_once(
+    session: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a running script sets reaches PyTorch without the allocator's name, and what has no effect is one line."""
+    read: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", read.append)
+    torch_cuda_memory.Answers(session, torch).install()
+    for _ in range(2):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+        torch._C._accelerator_setAllocatorSettings("backend:native")
+    assert read == ["expandable_segments:False"] * 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" has ")[0] for line in lines] == ["zico: expandable_segments:False", "zico: backend:native"]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a PyTorch with Zico's pools, put back afterwards."""
+    for module in (torch.cuda, torch.cuda.memory):
+        for name in ("MemPool", "use_mem_pool"):
+            monkeypatch.setattr(module, name, None, raising=False)
+    names = itertools.count()
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(names)))
+    for name in ("_share_cuda_", "_new_shared_cuda"):
+        monkeypatch.setattr(torch.UntypedStorage, name, None, raising=False)
+    torch_pools.serve(torch)
+
+
+@pytest.mark.usefixtures("served")
+def test_a_pool_of_pytorchs_is_a_name() -> None:
+    """Pools have names of their own and change nothing about a tensor; an allocator of their own is one sentence."""
+    first, second = torch.cuda.MemPool(), torch.cuda.memory.MemPool(None, use_on_oom=True, no_split=True)
+    with torch.cuda.use_mem_pool(first), torch.cuda.memory.use_mem_pool(second, device="cuda:0"):
+        assert torch.ones(1).sum() == 1
+    assert (first.id, second.id) == ((0, 0), (0, 1))
+    assert (first.allocator, first.use_count(), first.snapshot(include_traces=False)) == (None, 1, [])
+    with pytest.raises(RuntimeError, match=r"^zico: a torch.cuda.MemPool with an allocator of its own"):
+        torch.cuda.MemPool(object())  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("served")
+def test_gpu_memory_is_not_shared_with_processes() -> None:
+    """Both ends of sharing say in one sentence what to do."""
+    storage = torch.ones(1).untyped_storage()
+    for share in (storage._share_cuda_, torch.UntypedStorage._new_shared_cuda):
+        with pytest.raises(RuntimeError, match=r"^zico: a tensor in GPU memory cannot be shared .*: send a copy in"):
+            share()
 
 
 def test_an_allocator_in_use_is_refused(session: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

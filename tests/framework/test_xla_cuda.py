@@ -276,27 +276,34 @@ def test_a_process_that_sees_several_gpus_is_refused() -> None:
 
 
 WITH_TENSORFLOW = """
+import os
+from types import SimpleNamespace as Space
 import tensorflow
-from zico.job import lookup
 from zico.adapters import tensorflow as adapter
 from zico.base.errors import HookError
-lookup.substitute(adapter.CUDA_LIBRARY, {"cuMemAllocFromPoolAsync": 1})
-print("redirected")
 try:
     adapter._enable_cuda(None)
 except (HookError, AttributeError) as error:  # the latter where the build is one for GPUs and asks the session
     print(tensorflow.test.is_built_with_cuda(), error)
+tensorflow.test.is_built_with_cuda = lambda: True
+for given in ("", "7"):
+    os.environ["TF_DEVICE_MIN_SYS_MEMORY_IN_MB"] = given
+    adapter._enable_cuda(Space(pool=Space(driver=Space(facts=Space(count=1)))))
+    print(os.environ["TF_GPU_ALLOCATOR"], os.environ["TF_DEVICE_MIN_SYS_MEMORY_IN_MB"])
 """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 def test_tensorflows_library_looks_functions_up() -> None:
-    """The library of TensorFlow that calls the driver can be redirected; a build that knows no GPU is told so."""
+    """The library of TensorFlow that calls the driver can be redirected; a build that knows no GPU is told so.
+
+    On a GPU TensorFlow keeps back what the user says, else nothing: contexts are outside the budget.
+    """
     command = [sys.executable, "-c", WITH_TENSORFLOW]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    redirected, said = done.stdout.splitlines() or ["nothing", done.stderr]
-    assert redirected == "redirected"
+    said, *settings = done.stdout.splitlines() or [done.stderr]
     assert said.startswith(("True", "False this build of TensorFlow"))
+    assert settings == ["cuda_malloc_async 0", "cuda_malloc_async 7"], done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -102,11 +103,22 @@ def test_a_failed_mapping_is_told_and_undone(device: Device) -> None:
     with create(device, 2) as memory, reserve(device, 1) as window:
         device.driver.fill_device(record[0], memory)
         assert mapping.map_piece(record[0], window.handle, 0, 0)
+        assert mapping.open_pieces(record[0], window.handle, 1)
         device.write(window.handle, b"mine")
         assert not mapping.map_piece(record[0], window.handle, 1, 0)
         assert device.read(window.handle, 4) == b"mine"
         assert mapping.map_piece(record[0], window.handle, 1, 1)
         device.driver.unmap(window, 0, device.driver.granularity_bytes)
+
+
+def test_memory_can_be_registered_for_rdma_where_the_device_can(device: Device) -> None:
+    """Created memory has the flag that NCCL and UCX need of it, as far as the device has it."""
+    driver = device.driver
+    attribute = driver.call.api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+    with create(device, 1) as memory:
+        handle = ctypes.c_uint64.from_address(memory.handle).value
+        found = driver.call("cuMemGetAllocationPropertiesFromHandle", handle)
+    assert found.allocFlags.gpuDirectRDMACapable == driver.call("cuDeviceGetAttribute", attribute, driver.device)
 
 
 def test_free_bytes_fall_by_what_is_created(device: Device) -> None:

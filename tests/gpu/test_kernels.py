@@ -32,7 +32,7 @@ class Timelines:
         self.words = words
         self.streams = streams
         self._device_address = device_address
-        self.launcher = prepare.prepare(driver, self.at(STOP), self.at(GIVEN_UP))
+        self.launcher = prepare.prepare(driver, self.at(STOP), self.at(GIVEN_UP), prepare.KERNELS)
 
     def at(self, word: int) -> int:
         """Return the device address of a word."""
@@ -75,8 +75,8 @@ def timelines() -> Iterator[Timelines]:
 @pytest.mark.parametrize("by_kernel", [True, False])
 def test_marks_arrive_in_order(timelines: Timelines, by_kernel: bool) -> None:  # noqa: FBT001
     """The processor sees the counter only grow, up to the last mark."""
-    if not by_kernel:
-        timelines.launcher["progress"] = 0
+    if by_kernel:
+        timelines.launcher["write_value"] = 0
     stream = timelines.streams[0]
     for value in range(1, 1001):
         assert progress.mark(timelines.launcher[0], stream, timelines.at(COUNTER), value) == launch.SUCCESS

@@ -134,7 +134,7 @@ int cuDeviceGetAttribute(int *v, int attribute, int d) {
     case 75: *v = 9; break;                                  /* compute capability 9.0 */
     case 81: case 97: *v = 1 << 17; break;
     case 106: *v = 32; break;
-    case 19: case 31: case 41: case 78: case 83: case 89: case 92: case 93: case 99: case 102: case 103: case 115:
+    case 19: case 31: case 41: case 78: case 83: case 89: case 92: case 93: case 99: case 102: case 103: case 110: case 115:
     case 122: *v = 1; break; /* one address space, priorities, waits and writes on streams, virtual memory, pools */
     default: *v = 0;
   }
@@ -231,7 +231,7 @@ static struct range {
   int kind, device;
   char *told; /* of each page of managed memory: the kind of place that it was told to go to */
 } *ranges;
-struct handle { int descriptor, device, references, is_host; u64 bytes; };
+struct handle { int descriptor, device, references, is_host; u64 bytes; int for_rdma; };
 
 static struct range *range_of(u64 address, u64 bytes) { /* the innermost: what came last stands first */
   for (struct range *one = ranges; one; one = one->next)
@@ -340,7 +340,7 @@ int cuMemCreate(struct handle **out, u64 bytes, const int *properties, u64 flags
     if (descriptor < 0 || ftruncate(descriptor, (off_t)bytes)) status = UNKNOWN;
     else {
       *out = malloc(sizeof **out);
-      **out = (struct handle){descriptor, properties[3], 1, is_host, bytes};
+      **out = (struct handle){descriptor, properties[3], 1, is_host, bytes, properties[6] >> 8 & 1}; /* gpuDirectRDMACapable */
       used_bytes += is_host ? 0 : bytes;
     }
   }
@@ -368,7 +368,7 @@ int cuMemImportFromShareableHandle(struct handle **out, u64 descriptor, int kind
   struct stat file;
   if (kind != 1 || fstat((int)descriptor, &file) || !S_ISREG(file.st_mode)) return INVALID_VALUE;
   *out = malloc(sizeof **out);
-  **out = (struct handle){dup((int)descriptor), 0, 1, 1, (u64)file.st_size}; /* counted where it was made */
+  **out = (struct handle){dup((int)descriptor), 0, 1, 1, (u64)file.st_size, 0}; /* counted where it was made */
   return SUCCESS;
 }
 int cuMemAddressReserve(u64 *out, u64 bytes, u64 alignment, u64 wanted, u64 flags) {
@@ -439,7 +439,7 @@ int cuMemRetainAllocationHandle(struct handle **out, u64 address) {
 }
 int cuMemGetAllocationPropertiesFromHandle(int *properties, const struct handle *one) {
   memset(properties, 0, 32);
-  properties[0] = properties[1] = 1, properties[2] = one->is_host ? 2 : 1, properties[3] = one->device;
+  properties[0] = properties[1] = 1, properties[2] = one->is_host ? 2 : 1, properties[3] = one->device, properties[6] = one->for_rdma << 8;
   return SUCCESS;
 }
 static int attribute_of(any out, int attribute, const struct range *one, u64 p) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from zico.broker.lingering import CONTROL
+from zico.base.mps import CONTROL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,9 +59,23 @@ else:
         answers = dict(line.split(":") for line in open({notes!r} + "-answers"))
         print(answers[word.strip()], end="")
         sys.exit(0)
+    if word.startswith("terminate_client"):
+        for line in word.splitlines():
+            note(line + (" lives" if os.path.exists("/proc/" + line.split()[2] + "/root") else " is dead"))
+        if how == "hangs at the end":
+            signal.pause()
+        sys.exit(0)
     with open(control, "w") as daemon:
         daemon.write(word)
 """
+
+
+def name_clients(notes: Path, *pids: int) -> int:
+    """Let the daemon be the server of these clients; returns its process number."""
+    server = int(notes.read_text().split()[1])
+    answers = f"get_server_list:{server}\nget_client_list {server}:{' '.join(map(str, pids))}\n"
+    notes.with_name("notes-answers").write_text(answers)
+    return server
 
 
 def install(directory: Path, how: str = "") -> Path:
@@ -71,7 +85,8 @@ def install(directory: Path, how: str = "") -> Path:
         directory: To be put on PATH.
         how: ``deaf``: the daemon heeds neither quit nor SIGTERM; ``same session``: it stays in the
             session in which it was started; ``leaves``: there is none; ``complains``: ``-d`` fails
-            although there is one; ``fails`` and ``hangs``: so does ``-d``.
+            although there is one; ``fails`` and ``hangs``: so does ``-d``; ``hangs at the end``: it
+            never tells that it has ended a client's work.
     """
     directory.mkdir(exist_ok=True)
     notes = directory / "notes"

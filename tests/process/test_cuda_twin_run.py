@@ -22,6 +22,8 @@ MIB, GIB = 1 << 20, 1 << 30
 ON_GPU = ("--device", "cuda:0", "--region", "2MiB", "--name", "a")
 SHOW = "import os; [print(name, os.environ.get(name), flush=True) for name in {names}]"
 FOREVER = "import signal; print('here', flush=True); signal.pause()"
+DEAF = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('pid', os.getpid(), flush=True); "
+DEAF += "signal.pause()"
 
 
 @pytest.fixture
@@ -247,14 +249,16 @@ def test_after_ctrl_c_the_daemon_is_gone(twin: dict[str, str], notes: Path, tmp_
 
 
 def test_a_killed_run_takes_its_daemon_along(twin: dict[str, str], notes: Path) -> None:
-    """After SIGKILL of the run, jobs, broker, daemon and directory go."""
-    with ZicoRun(*ON_GPU, "--mps", python(FOREVER), **twin) as run:
-        run.read_until("a | here")
+    """After SIGKILL of the run jobs, broker and directory go; the daemon goes last and ends a deaf job's work."""
+    with ZicoRun(*ON_GPU, "--mps", python(DEAF), **twin) as run:
+        pid = run.number_after("a | pid ")
+        server = fake_mps.name_clients(notes, pid)
         below = [*descendants(run.process.pid), daemon_pid(notes)]
         run.process.kill()
         run.process.wait(timeout=10)
         assert survivors(below, timeout_s=15) == []
         assert run.leftovers == []
+    assert notes.read_text().splitlines()[1:] == [f"terminate_client {server} {pid} lives"]
 
 
 def test_without_mps_on_the_machine_the_option_is_refused(twin: dict[str, str], tmp_path: Path) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import fake_mps
 import pytest
-from zico_process import is_alive, survivors
+from zico_process import ZicoRun, is_alive, python, survivors
 
+from zico.base import mps as base_mps
 from zico.base.errors import CommandError, ConfigError
-from zico.broker import lingering
-from zico.broker.lingering import PIPE_VARIABLE, daemon_at
+from zico.base.mps import PIPE_VARIABLE, daemon_at
 from zico.launch import mps
 from zico.launch.mps import LOG_VARIABLE, MpsDaemon
 from zico.launch.watchdog import Watchdog
@@ -156,13 +158,124 @@ def test_the_users_own_daemon_is_found(tmp_path: Path) -> None:
 
 
 def test_the_clients_of_all_servers_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broker learns which processes a daemon's servers still have; where it cannot, it knows that it does not."""
+    """Zico learns which processes a daemon's servers still have; where it cannot, it knows that it does not."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert lingering.mps_clients(tmp_path) is None, "there is no control program"
+    assert base_mps.clients(tmp_path) is None, "there is no control program"
     answers = fake_mps.install(tmp_path).with_name("notes-answers")
-    assert lingering.mps_clients(tmp_path) is None, "it fails"
+    assert base_mps.clients(tmp_path) is None, "it fails"
     answers.write_text("get_server_list:11 12\nget_client_list 11:101 102\nget_client_list 12:103\n")
-    assert lingering.mps_clients(tmp_path) == {101, 102, 103}
-    monkeypatch.setattr(lingering, "ANSWER_S", 0.2)
+    assert base_mps.clients(tmp_path) == {11: {101, 102}, 12: {103}}
+    monkeypatch.setattr(base_mps, "_silent", set())
+    monkeypatch.setattr(base_mps, "ANSWER_S", 0.2)
     fake_mps.install(tmp_path, "hangs")
-    assert lingering.mps_clients(tmp_path) is None, "it does not answer in time"
+    assert base_mps.clients(tmp_path) is None, "it does not answer in time"
+
+
+# -- the work of clients that are killed -----------------------------------------------------------
+
+CATCHES = "import signal; signal.signal(signal.SIGTERM, print); print(flush=True); signal.pause()"
+IS_KILLED = "import signal; print(flush=True); signal.pause()"
+DEAF = "signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+JOB = f"import os, signal; {DEAF}print('pid', os.getpid(), flush=True); signal.pause()"
+
+
+@pytest.fixture
+def served(tmp_path: Path, guardian: Watchdog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give the notes of a daemon that this process and those that it starts have, as a user's own is."""
+    daemon, notes = made(tmp_path)
+    daemon.start(guardian)
+    monkeypatch.setenv(PIPE_VARIABLE, daemon.variables[PIPE_VARIABLE])
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(base_mps, "_silent", set())
+    yield notes
+    daemon.close(guardian)
+
+
+def told(notes: Path) -> list[str]:
+    """Return what a daemon was told to end."""
+    return [line for line in notes.read_text().splitlines() if line.startswith("terminate_client")]
+
+
+@contextlib.contextmanager
+def started(*codes: str) -> Iterator[list[int]]:
+    """Start programs that say when they are ready; give their process numbers."""
+    with contextlib.ExitStack() as stack:
+        children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for code in codes]
+        for child in children:
+            stack.enter_context(child)
+            stack.callback(child.kill)
+        assert [child.stdout.read(1) for child in children if child.stdout] == [b"\n"] * len(codes)
+        yield [child.pid for child in children]
+
+
+def test_the_work_of_clients_ends_before_a_signal_that_kills_them(served: Path) -> None:
+    """SIGTERM kills what does not catch it and SIGKILL all; no stranger's work ends, nor that of no clients."""
+    with started(CATCHES, IS_KILLED, IS_KILLED) as (catches, is_killed, is_none):
+        server = fake_mps.name_clients(served, os.getpid(), catches, is_killed)
+        base_mps.end_work([catches, is_killed, is_none], signal.SIGTERM)
+        assert told(served) == [f"terminate_client {server} {is_killed} lives"]
+        base_mps.end_work([catches, is_none])
+        assert told(served)[1:] == [f"terminate_client {server} {catches} lives"]
+
+
+def test_numbers_of_another_namespace_end_nobodys_work(served: Path) -> None:
+    """Where the server is no process here, its clients' numbers are those of strangers."""
+    with started(IS_KILLED) as (client,):
+        served.with_name("notes-answers").write_text(f"get_server_list:{client}\nget_client_list {client}:{client}\n")
+        base_mps.end_work([client])
+        assert told(served) == []
+
+
+@pytest.mark.parametrize(("how", "lines"), [("hangs", 0), ("hangs at the end", 1)])
+def test_a_control_program_that_hangs_holds_no_kill_up(
+    served: Path, monkeypatch: pytest.MonkeyPatch, how: str, lines: int
+) -> None:
+    """It is waited for until its deadline, and not asked again."""
+    monkeypatch.setattr(base_mps, "ANSWER_S", 0.5)
+    monkeypatch.setattr(base_mps, "END_S", 1.0)
+    fake_mps.install(served.parent, how)
+    with started(IS_KILLED) as (client,):
+        fake_mps.name_clients(served, client)
+        base_mps.end_work([client])
+        assert len(told(served)) == lines
+        fake_mps.install(served.parent)
+        base_mps.end_work([client])
+        assert len(told(served)) == lines
+
+
+@pytest.mark.parametrize("way", ["grace is over", "second signal", "run is killed", "left behind"])
+def test_every_way_of_killing_a_job_ends_its_work_first(served: Path, tmp_path: Path, way: str) -> None:
+    """After its grace, at a second signal, by the guardian and what a job leaves behind: told once, while it lives."""
+    os.mkfifo(tmp_path / "go")
+    leaves = f"sh -c 'trap \"\" TERM; sleep 1000 & echo pid $!; read go < {tmp_path}/go'"
+    job = leaves if way == "left behind" else python(JOB)
+    grace = "3600" if way == "second signal" else "0.2"
+    with ZicoRun("--grace", grace, "--name", "a", job) as run:
+        pid = run.number_after("a | pid ")
+        server = fake_mps.name_clients(served, pid)
+        if way == "run is killed":
+            run.process.kill()
+            run.process.wait(timeout=10)
+        elif way == "left behind":
+            (tmp_path / "go").write_text("\n")
+        else:
+            run.process.send_signal(signal.SIGINT)
+        if way == "second signal":
+            run.read_until("a second signal kills them")
+            run.process.send_signal(signal.SIGINT)
+        if way != "run is killed":
+            run.finish()
+        assert survivors([pid], timeout_s=15) == []
+    assert told(served) == [f"terminate_client {server} {pid} lives"]
+
+
+def test_clients_that_are_left_end_with_the_daemon(
+    tmp_path: Path, guardian: Watchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has left its job's session outlives the run, but its work on the GPU does not."""
+    daemon, notes = made(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    daemon.start(guardian)
+    server = fake_mps.name_clients(notes, os.getpid())
+    daemon.close(guardian)
+    assert notes.read_text().splitlines()[1:] == [f"terminate_client {server} {os.getpid()} lives", "quit"]

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -81,13 +82,17 @@ def test_a_broker_in_the_foreground_serves_until_it_is_told_to_end(
 
 
 def test_doctor_says_why_a_command_is_not_in_the_pool(capsys: pytest.CaptureFixture[str]) -> None:
-    """For a command that imports no framework the verdict is 1 and the reason is named."""
+    """For a command that imports no framework the verdict is 1 and the reason is named, and what measures sharing."""
     assert main(["doctor", "--json", "--", sys.executable, "-c", "pass"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["schema_version"], found["active"]) == ("zico.doctor.v1", False)
     assert found["frameworks"][0]["reason"] == "no framework was imported"
     assert {check["name"]: check["passed"] for check in found["checks"]}["injection"] is True
     assert [check for check in found["checks"] if check["name"].startswith("cuda")]
+    (sharing,) = [check for check in found["checks"] if check["name"] == "sharing"]
+    command = shlex.quote(shlex.join([sys.executable, "-c", "pass"]))
+    assert sharing["passed"] is None
+    assert sharing["detail"].endswith(f"zico fit --measure {command} {command}")
 
 
 def test_doctor_finds_the_flag_that_keeps_zico_out(capsys: pytest.CaptureFixture[str]) -> None:

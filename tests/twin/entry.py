@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import threading
@@ -80,6 +81,8 @@ class Core:
         self.needs_context: bool | tuple[str, ...] = False
         self.calls = 0
         """Calls made so far, without those that give something back or set a context."""
+        self.counts: collections.Counter[str] = collections.Counter()
+        """All calls made so far, by name."""
         self.fail_at = 0
         """Which call is to fail, from 1; 0: none."""
         self.fail_with = "UNKNOWN"
@@ -106,6 +109,7 @@ class Core:
         if status := self._failing.pop(function, None):
             raise Refused(status)
         self.calls += not undo
+        self.counts[function] += 1
         if not undo and self.calls == self.fail_at:
             raise Refused(self.fail_with)
         context = self.current_context()

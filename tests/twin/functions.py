@@ -21,6 +21,7 @@ _UNKNOWN = int(real.CUresult.CUDA_ERROR_UNKNOWN)
 # The arguments in cuda.h.
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuMemCreate": (_POINTER, _U64, _POINTER, _U64),
+    "cuMemImportFromShareableHandle": (_POINTER, _U64, _U32),
     "cuMemRelease": (_U64,),
     "cuMemMap": (_U64, _U64, _U64, _U64, _U64),
     "cuMemUnmap": (_U64, _U64),
@@ -51,6 +52,16 @@ class _Location(ctypes.Structure):
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
 
+class _Flags(ctypes.Structure):
+    """``CUmemAllocationProp::allocFlags``."""
+
+    _fields_ = (
+        ("compressionType", ctypes.c_ubyte),
+        ("gpuDirectRDMACapable", ctypes.c_ubyte),
+        ("rest", ctypes.c_ubyte * 6),
+    )
+
+
 class _Properties(ctypes.Structure):
     """``CUmemAllocationProp``."""
 
@@ -59,7 +70,7 @@ class _Properties(ctypes.Structure):
         ("requestedHandleTypes", ctypes.c_int),
         ("location", _Location),
         ("win32HandleMetaData", ctypes.c_void_p),
-        ("allocFlags", ctypes.c_ubyte * 8),
+        ("allocFlags", _Flags),
     )
 
 
@@ -77,6 +88,7 @@ class Addresses:
     def _callback(self, name: str) -> Any:  # noqa: ANN401 - a ctypes function
         own: dict[str, Callable[..., Any]] = {
             "cuMemCreate": self._create,
+            "cuMemImportFromShareableHandle": self._import,
             "cuMemSetAccess": self._set_access,
             "cuCtxGetCurrent": self._get_current,
             "cuStreamIsCapturing": self._is_capturing,
@@ -96,6 +108,12 @@ class Addresses:
 
     def _create(self, result: int, size: int, prop: int, flags: int) -> Any:  # noqa: ANN401
         status, handle = self._twin.cuMemCreate(size, _Properties.from_address(prop), flags)
+        if int(status) == 0:
+            _U64.from_address(result).value = int(handle)
+        return (status,)
+
+    def _import(self, result: int, descriptor: int, kind: int) -> Any:  # noqa: ANN401
+        status, handle = self._twin.cuMemImportFromShareableHandle(descriptor, kind)
         if int(status) == 0:
             _U64.from_address(result).value = int(handle)
         return (status,)

@@ -45,6 +45,7 @@ class Handle:
     exportable: bool
     inode: int
     on_host: bool = False
+    for_rdma: bool = False
     released: bool = False
     mappings: int = 0
 
@@ -77,6 +78,8 @@ class MemoryFunctions(Core):
         self.host_node = 0
         self._next_handle = 0x5A000001  # so that a handle is taken for nothing else
         self._handles: dict[int, Handle] = {}
+        self.serves_rdma = False
+        """Whether memory can be registered for RDMA."""
         self.context_bytes = 0
         """What a context takes of the device."""
         self._workspaces: dict[int, int] = {}  # context -> bytes
@@ -123,7 +126,9 @@ class MemoryFunctions(Core):
             free_bytes = self.host_bytes - self.pinned_bytes if on_host else self.device_bytes - self.fixed_bytes
             refuse_unless(size <= free_bytes, "OUT_OF_MEMORY")
             memory = self._from_host(lambda: self.host.create_memory(size, _LABEL))
-            return self._add(memory, int(prop.requestedHandleTypes), on_host=on_host)
+            for_rdma = bool(prop.allocFlags.gpuDirectRDMACapable)
+            refuse_unless(self.serves_rdma or not for_rdma, "NOT_SUPPORTED")
+            return self._add(memory, int(prop.requestedHandleTypes), on_host=on_host, for_rdma=for_rdma)
 
     @entry(virtual=True)
     def cuMemExportToShareableHandle(self, handle: Value, kind: Value, flags: int) -> int:
@@ -170,8 +175,12 @@ class MemoryFunctions(Core):
         refuse_unless(kind in (0, _FILE_DESCRIPTOR), "NOT_SUPPORTED")
         return place != _ON_DEVICE
 
-    def _add(self, memory: Memory, kind: int, *, on_host: bool = False) -> Value:
-        self._handles[self._next_handle] = Handle(memory, kind == _FILE_DESCRIPTOR, _inode(memory), on_host)
+    def can_be_registered(self, handle: Value) -> bool:
+        """Tell whether memory that was created here can be registered for RDMA."""
+        return self._handle(handle).for_rdma
+
+    def _add(self, memory: Memory, kind: int, *, on_host: bool = False, for_rdma: bool = False) -> Value:
+        self._handles[self._next_handle] = Handle(memory, kind == _FILE_DESCRIPTOR, _inode(memory), on_host, for_rdma)
         self._next_handle += 1
         return real.CUmemGenericAllocationHandle(self._next_handle - 1)
 

@@ -75,6 +75,7 @@ class Twin(ManagedFunctions):
         self.needs_context = needs_context
         self.host_bytes = host_bytes
         self.host_granularity_bytes = host_granularity_bytes or granularity_bytes
+        self.serves_rdma = bool(self.attribute("GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"))
         self.context_bytes = context_bytes
         self._first = first
         self.contexts_made = 0

@@ -17,6 +17,7 @@ import pytest
 import software_cuda
 from cuda_twin import ROOT, Process, compile_once
 from test_cuda_twin_broker import Broker
+from zico.adapters import torch_cuda_memory, torch_pools
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -283,12 +284,52 @@ def test_saved_tensors_are_made_again(broker: Broker, note: dict[str, Any]) -> N
     assert is_whole(broker)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+        ("PYTORCH_ALLOC_CONF", "backend:native,max_split_size_mb:64,roundup_power2_divisions:[256:1,>:8]"),
+        ("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync,pinned_use_cuda_host_register:True"),
+    ],
+)
+def test_settings_of_the_allocator_leave_a_job_in_the_pool(broker: Broker, name: str, settings: str) -> None:
+    """Tensors are the pool's, pinned memory is PyTorch's as ever, and one line names what has no effect."""
+    ended = run("pool", broker, "copies", **{name: settings})
+    found = ended["copies"]
+    assert (found["in_pool"], found["is_equal"], found["left_bytes"]) == (True, [True, True], 0)
+    without_effect = settings.removesuffix(",pinned_use_cuda_host_register:True")
+    assert ended["errors"].splitlines() == [f"zico: {torch_cuda_memory.NO_EFFECT.format(f'{name}={without_effect}')}"]
+    assert (ended["exit"], ended["bad_calls"]) == (0, 0)
+    assert is_whole(broker)
+
+
+def test_pools_of_pytorchs_are_names(broker: Broker, note: dict[str, Any]) -> None:
+    """Tensors in ``MemPool`` are the heap's, graphs may have one's name; an allocator of its own is one sentence."""
+    ended = run("pool", broker, "named_pools")
+    note.setdefault("pool", {})["named_pools"] = found = ended["named_pools"]
+    name, text = found.pop("own_allocator")
+    assert (name, text) == ("builtins.RuntimeError", torch_pools.OWN_ALLOCATOR)
+    assert set(found.pop("is_equal")) == {True}
+    assert found == {"apart": True, "left_bytes": 0}
+    assert (ended["exit"], ended["errors"], ended["bad_calls"]) == (0, "", 0)
+    assert is_whole(broker)
+
+
 # -- what programs should not do -------------------------------------------------------------------
 
 
 def is_whole(broker: Broker) -> bool:
     """Tell whether all of the pool comes back once its jobs have ended."""
     return broker.status(lambda status: not status.jobs, within_s=20).granted_bytes == 0
+
+
+def test_gpu_memory_is_not_shared_with_processes(broker: Broker, note: dict[str, Any]) -> None:
+    """A tensor that is sent, or received, ends in one sentence and not deep in the driver; the job goes on."""
+    ended = run("pool", broker, "shared_with_processes")
+    note.setdefault("pool", {})["shared_with_processes"] = found = ended["shared_with_processes"]
+    assert found == {"errors": [["builtins.RuntimeError", torch_pools.SHARED]] * 2}
+    assert (ended["exit"], ended["errors"], ended["bad_calls"]) == (0, "", 0)
+    assert is_whole(broker)
 
 
 def test_a_device_that_is_not_the_pools_is_refused(broker: Broker, note: dict[str, Any]) -> None:

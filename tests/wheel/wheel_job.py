@@ -608,6 +608,38 @@ def _is_whole() -> dict[str, Any]:
     return found | {"left_bytes": live_bytes() - before}
 
 
+def named_pools() -> dict[str, Any]:
+    """Allocate in two pools of PyTorch's, one in the other, and capture a graph that has one's name."""
+    outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool(no_split=True)
+    with torch.cuda.use_mem_pool(outer):
+        first = torch.ones(ELEMENTS).cuda()
+        with torch.cuda.use_mem_pool(inner, device="cuda:0"):
+            second = torch.empty_like(first).copy_(first)
+    source = torch.ones(ELEMENTS).cuda()
+    graphs = [_captured(source, outer.id) for _ in range(2)]
+    found = {
+        "is_equal": [bool((one.cpu() == 1).all()) for one in (first, second)] + _replayed(source, *graphs),
+        "apart": outer.id != inner.id,
+        "own_allocator": raised(lambda: torch.cuda.MemPool(torch.cuda.memory._get_current_allocator().allocator())),
+    }
+    del first, second, source, graphs
+    gc.collect()
+    return found | {"left_bytes": live_bytes()}
+
+
+def shared_with_processes() -> dict[str, Any]:
+    """Send a tensor to another process, and open one that another process has sent."""
+    from torch.multiprocessing import reductions
+
+    tensor = torch.empty(ELEMENTS, device="cuda")
+    return {
+        "errors": [
+            raised(lambda: reductions.reduce_tensor(tensor)),
+            raised(lambda: torch.UntypedStorage._new_shared_cuda(0, b"", 0, 0, b"", 0, b"", False)),  # noqa: FBT003
+        ]
+    }
+
+
 def other_device() -> dict[str, Any]:
     """Ask for tensors on a GPU that there is and on one that there is not."""
     errors = [raised(lambda name=name: torch.empty(ELEMENTS, device=name)) for name in ("cuda:1", "cuda:7")]
@@ -864,6 +896,8 @@ CHECKS = {
             swap_queued,
             swap_planned,
             swap_made,
+            named_pools,
+            shared_with_processes,
             other_device,
             foreign_capture,
             destroyed_stream,

@@ -8,7 +8,10 @@ How it works
 
 Guarantees
     * The name of a program's file holds a digest of all sources that it is made of, of the versions
-      of Numba and LLVM, and of the processor. A file of another name is never loaded.
+      of Numba, LLVM and Python (major and minor), and of the processor's level. A file of another
+      name is never loaded.
+    * Machine code is for a level that many processors have (``LEVELS``), not for the one that is
+      here. So a file that one machine made serves others, whatever the directory.
     * A file appears whole. Processes that need a program at once wait for the one that compiles it,
       for a limited time.
     * An entry is never compiled for other types than it names, since the broker's loop would stand
@@ -112,13 +115,24 @@ def fault() -> str:
     return _FAULT or ("ZICO_COMPILER is numba" if os.environ.get("ZICO_COMPILER") == "numba" else "")
 
 
+LEVELS = {
+    "x86-64-v3": ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"),
+    "x86-64-v2": ("cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3"),
+    "x86-64": (),
+}
+"""Of x86-64 processors, and what each has beyond the next one here; Zico's code has no use for a higher one.
+
+Source: x86-64 psABI, "Processor-Specific Micro-Architecture Levels",
+https://gitlab.com/x86-psABIs/x86-64-ABI """
+
+
 # -- what is lowered -------------------------------------------------------------------------------
 
 try:
     from numba._dynfunc import Environment, make_function
     from numba.core import sigutils, typed_passes, typing, untyped_passes
     from numba.core.cgutils import normalize_ir_text
-    from numba.core.codegen import JITCodeLibrary
+    from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
     from numba.core.compiler import CompilerBase
     from numba.core.compiler_lock import global_compiler_lock
     from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
@@ -130,7 +144,7 @@ try:
     _FAULT = ""
 except (ImportError, AttributeError) as error:  # pragma: no cover - on another version of Numba
     _FAULT = str(error)
-    JITCodeLibrary = CompilerBase = CPUDispatcher = _FunctionCompiler = object
+    JITCodeLibrary = JITCPUCodegen = CompilerBase = CPUDispatcher = _FunctionCompiler = object
 
 
 class Library(JITCodeLibrary):  # type: ignore[misc]
@@ -461,8 +475,10 @@ class Program:
     def file(self) -> Path:
         """Return where the machine code is kept."""
         digest = hashlib.sha256(_toolchain())
-        for source in sorted({source for module in self._modules for source in closure(_source(module))}):
-            digest.update(f"{source.name}\n".encode() + _digest(source))
+        # By name and content: a checkout and an installed package have the same files in other places.
+        sources = {source for module in self._modules for source in closure(_source(module))}
+        for name, content in sorted({(source.name, _digest(source)) for source in sources}):
+            digest.update(f"{name}\n".encode() + content)
         return code_directory() / f"{self.name}-{digest.hexdigest()[:16]}.o"
 
     @property
@@ -520,7 +536,7 @@ class Program:
         return [entry for module in self._modules for entry in _registered[module]]
 
     def _compile(self) -> bytes:
-        codegen = cpu_target.target_context.codegen()
+        codegen = _codegen()
         library = Library(codegen, self.name)
         names: dict[str, str] = {}
         entries = self._entries()
@@ -552,15 +568,44 @@ def _digest(source: Path) -> bytes:
     return hashlib.sha256(source.read_bytes()).digest()
 
 
+class _Codegen(JITCPUCodegen):  # type: ignore[misc]
+    """Numba's, for a level of processors instead of the one that is here."""
+
+    def _get_host_cpu_name(self) -> Any:  # noqa: ANN401 - Numba's
+        return level() or super()._get_host_cpu_name()
+
+    def _get_host_cpu_features(self) -> Any:  # noqa: ANN401 - Numba's
+        return "" if level() else super()._get_host_cpu_features()
+
+
+def level() -> str:
+    """Return the highest of ``LEVELS`` that this processor has; an empty text on another architecture."""
+    if not llvm.get_process_triple().startswith("x86_64"):
+        return ""
+    has = llvm.get_host_cpu_features()
+    names = list(LEVELS)
+    return next(
+        name
+        for place, name in enumerate(names)
+        if all(has.get(feature) for below in names[place:] for feature in LEVELS[below])
+    )
+
+
+@functools.cache
+def _codegen() -> Any:  # noqa: ANN401 - Numba's
+    _ = cpu_target.target_context.codegen()  # which prepares LLVM
+    return _Codegen("zico")
+
+
 @functools.cache
 def _toolchain() -> bytes:
-    codegen = cpu_target.target_context.codegen()
-    return repr((numba.__version__, llvmlite.__version__, sys.version_info, codegen.magic_tuple())).encode()
+    version = sys.version_info[:2]  # a release within these keeps what machine code knows of Python
+    return repr((numba.__version__, llvmlite.__version__, version, _codegen().magic_tuple())).encode()
 
 
 @functools.cache
 def _engine() -> Any:  # noqa: ANN401 - llvmlite's
-    codegen = cpu_target.target_context.codegen()
+    codegen = _codegen()
     for name, address in _nrt_python.c_helpers.items():  # Numba does so when it first compiles
         llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
     # An exception finds its way through code by the range of addresses of each program (libgcc takes it that ranges do

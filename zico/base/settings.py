@@ -35,8 +35,8 @@ DEFAULT_CUDA_SAVING_REGION_BYTES = 16 * MIB
 """The largest default for jobs that move tensors from the start.
 
 What comes back has regions of its own, and between tensors that have left lie parts of regions. A ResNet-50 at 60 % of
-its peak took 116 ms with these and 152 ms with 64 MiB on an H200. There, two jobs that hand regions to each other, and
-save nothing, lost 15 % by them.
+its peak took 158 ms with these and 208 ms with 64 MiB on an H200, in the mean of whole runs. There, two jobs that hand
+regions to each other, and save nothing, lost 14 % by them (benchmarks/results/gpu/gpu_saving_steps.json).
 """
 _MOVES_LATER = ("", "none", "auto", "page")
 """What ``--save`` says where no tensor moves from the start."""

@@ -18,6 +18,8 @@ JOBS = ("heap", "zico.planning.packing.regions_search", "zico.offload.stores", "
 BROKERS = ("scheduler", "pool", "zico.offload.stores")
 PAGING = ("zico.offload.pager_loop", "zico.heap.paged")
 CUDA = ("cuda_hooks", "cuda", "zico.heap.cuda.contents")
+ALL = (*CUDA, *BROKERS, *JOBS, *PAGING)
+"""What takes longest first."""
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
@@ -78,4 +80,4 @@ def _compile(name: str) -> None:
 
 
 if __name__ == "__main__":
-    compile_all(*CUDA, *BROKERS, *JOBS, *PAGING)  # what takes longest first
+    compile_all(*ALL)

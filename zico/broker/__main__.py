@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 
 from zico.base.errors import ConfigError, ZicoError
 from zico.base.interpreter import at_limit
+from zico.base.mps import daemon_at
 from zico.base.settings import HOST, kind_of
 from zico.base.units import format_bytes
 from zico.base.warming import BROKERS, called, compile_all, load, missing
 from zico.broker.devices import Device, facts_of, open_device
 from zico.broker.handover import NoteKeeper, check_previous, take_over
-from zico.broker.lingering import Contexts, daemon_at
+from zico.broker.lingering import Contexts
 from zico.broker.notes import show_budget
 from zico.broker.outside import Outside
 from zico.broker.pool_manager import PoolManager

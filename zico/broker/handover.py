@@ -14,8 +14,8 @@ Guarantees
     * A process counts as a job only by number and start together, so a number that the kernel has
       given to another process deceives nobody.
 
-Known limitations: pools on the host only, since a job on a GPU closes the descriptors of its
-memory. Pagers are not taken over: such a job is its own pager from the old broker's death on. A job
+Known limitations: pools on the host only, since a job on a GPU closes the descriptors of regions
+that it has mapped. Pagers are not taken over: such a job is its own pager from the old broker's death on. A job
 in another pid namespace is not watched, and keeps what it holds until the pool ends.
 """
 

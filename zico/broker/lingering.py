@@ -19,19 +19,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-import shutil
-import subprocess
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zico.base import mps
 from zico.base.units import format_bytes
 from zico.broker.outside import is_listed
 from zico.pool.deaths import LINGER_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from pathlib import Path
 
     from zico.broker.link import Link
     from zico.broker.members import Member
@@ -40,51 +37,7 @@ LOOK_NS = 100_000_000
 """Between two questions to the management library or to MPS."""
 SAY_AFTER_NS = 1_000_000_000
 """A context that ends within this time is worth no line."""
-CONTROL = "nvidia-cuda-mps-control"
-PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
-ANSWER_S = 2.0
 _log = logging.getLogger(__name__)
-
-_DEFAULT_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - where clients look when nothing is set (manual of MPS)
-
-
-def daemon_at(environ: Mapping[str, str]) -> Path | None:
-    """Return the directory of an MPS daemon that processes in ``environ`` use anyway, ``None`` if there is none."""
-    directory = Path(environ.get(PIPE_VARIABLE) or _DEFAULT_PIPES)
-    return directory if (directory / "control").exists() else None
-
-
-def mps_clients(pipes: Path) -> frozenset[int] | None:
-    """Return the clients of all servers of a daemon; ``None`` if it does not tell within ``ANSWER_S`` a question."""
-    servers = _asked(pipes, "get_server_list")
-    if servers is None:
-        return None
-    clients: set[int] = set()
-    for server in servers:
-        found = _asked(pipes, f"get_client_list {server}")
-        if found is None:
-            return None
-        clients |= found
-    return frozenset(clients)
-
-
-def _asked(pipes: Path, question: str) -> set[int] | None:
-    program = shutil.which(CONTROL)
-    if program is None:
-        return None
-    try:
-        done = subprocess.run(  # noqa: S603 - the program that the user's PATH names
-            [program],
-            input=question + "\n",
-            capture_output=True,
-            text=True,
-            env={**os.environ, PIPE_VARIABLE: str(pipes)},
-            timeout=ANSWER_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return {int(word) for word in done.stdout.split() if word.isdigit()} if done.returncode == 0 else None
 
 
 class _MpsList:
@@ -112,7 +65,8 @@ class _MpsList:
             self._thread.start()
 
     def _answer(self, asked_ns: int) -> None:
-        self._found = (asked_ns, mps_clients(self._pipes))
+        servers = mps.clients(self._pipes)
+        self._found = (asked_ns, None if servers is None else frozenset().union(*servers.values()))
 
 
 @dataclasses.dataclass(eq=False)

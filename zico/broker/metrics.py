@@ -294,7 +294,7 @@ _POOL_GAUGES = {
     "region_bytes": "Bytes of one region.",
     "uptime_seconds": "Time since the broker began.",
     "context_bytes": "Device memory outside the pool that jobs and broker hold, where it is known.",
-    "foreign_bytes": "Device memory that other processes hold, where it is known.",
+    "foreign_bytes": "Device memory outside the pool that jobs and broker do not hold, where it is known.",
 }
 _POOL_COUNTERS = {
     "stalls": "Times no job could continue, so that tensors left the budget.",

@@ -268,6 +268,10 @@ EMPTIED_BYTES = 64 << 20
 TRIAL_LOOK_NS = 100_000_000
 """Between two looks at jobs whose choice is on trial."""
 
+GONE = (
+    "the pool on {} is gone, since {}: end its jobs and its broker (zico broker stop, or Ctrl-C in zico run), reset "
+    "the GPU (nvidia-smi --gpu-reset) or restart the machine, and start anew"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -369,9 +373,11 @@ class PoolManager:
         """Give a job a place; ``process`` is as seen from here, and ``pidfd`` stays the caller's.
 
         Raises:
-            BrokerError: All places are taken, or the process cannot be watched although the device
-                needs that.
+            BrokerError: All places are taken, the pool is gone, or the process cannot be watched
+                although the device needs that.
         """
+        if "fault" in self.about:
+            raise BrokerError(self.about["fault"])
         if pidfd is None and self._device.kind != HOST:
             raise BrokerError(
                 f"process {hello.pid} cannot be watched from here, and what it has queued on {self._device.name} ends "
@@ -604,9 +610,17 @@ class PoolManager:
         self._ledger.observe(header, jobs, self._physical_bytes(), now_ns)
         if self._outside is not None:
             self._ledger.observe_outside(self._outside.look({member.process.pid for member in self.members}, now_ns))
+            self._note_fault(self._outside.fault)
         self._table.settle()
         self._look_ns = now_ns + max(SAMPLE_NS, round((time.thread_time_ns() - began_ns) / LOOK_SHARE))
         return header, jobs
+
+    def _note_fault(self, fault: str) -> None:
+        """Say once, and from then on to all who ask, that the pool is gone."""
+        if fault and "fault" not in self.about:
+            gone = GONE.format(self._device.name, fault)
+            _log.error("%s", gone)
+            self.about["fault"] = m.as_text(gone)
 
     def _physical_bytes(self) -> int:
         """Return what the kernel says is resident: of the pool's memory, and of jobs that have pages of their own."""

@@ -129,7 +129,7 @@ def broker(
 
 
 def _say_if_no_mps(origin: str) -> None:
-    from zico.broker.lingering import CONTROL, daemon_at
+    from zico.base.mps import CONTROL, daemon_at
 
     if daemon_at(os.environ) is None:
         click.echo(f"zico: {origin}: zico broker starts no MPS daemon: start {CONTROL} -d before it", err=True)

@@ -1,14 +1,18 @@
-"""``zico fit``: will these jobs fit into a budget together, and how much slower will each be?"""
+"""``zico fit``: will these jobs fit into a budget together, and how much slower will each be?
+
+Of traces it is computed. With ``--measure`` commands are run (``zico.cli.measure``).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 from rich import box
 from rich.table import Table
 
@@ -22,7 +26,7 @@ from zico.scheduler.policies import POLICIES, policy_named
 from zico.simulator.ways_to_save import AUTO, SAVES, ways_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from zico.scheduler.state import OperatingPoint
     from zico.simulator.fit import Fit
@@ -70,9 +74,9 @@ class Report:
 
 
 @click.command()
-@click.argument("files", type=click.Path(path_type=Path, dir_okay=False), nargs=-1, required=True, metavar="FILE...")
-@click.option("--budget", metavar="SIZE", required=True, help="Memory that all jobs share: 20GiB.")
-@click.option("--region", metavar="SIZE", help="Unit of memory (default: that of zico run on the traces' device).")
+@click.argument("given", nargs=-1, required=True, metavar="FILE...")
+@click.option("--budget", metavar="SIZE", help="Memory that all jobs share: 20GiB. Files need it.")
+@click.option("--region", metavar="SIZE", help="Unit of memory (default: that of zico run on the device).")
 @click.option(
     "--policy", metavar="NAME", default=DEFAULT_POLICY, show_default=True, help=f"The scheduler: {', '.join(POLICIES)}."
 )
@@ -86,11 +90,68 @@ class Report:
 )
 @click.option("--device-model", metavar="NAME", default="", help="The device; it says how fast memory moves.")
 @whole_option
+@click.option("--measure", is_flag=True, help="Run commands instead: alone, then together, each for some seconds.")
+@click.option("--device", metavar="DEVICE", help="Where to measure: host, cuda or cuda:N.")
+@click.option("--mps", is_flag=True, help="Measure under MPS, too.")
+@click.option("--seconds", type=float, metavar="S", help="How long iterations are counted in each run (default: 10).")
+@click.option("--deadline", type=float, metavar="S", help="How long each run may take to get there (default: 600).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
 @errors_end_with(FAILED)
-def fit(  # noqa: PLR0913 - one parameter per option
-    *,
+def fit(ctx: click.Context, /, **_given: object) -> int:
+    """Tell whether jobs fit together into a budget, and how much slower each will be.
+
+    Each FILE is the trace of one job. Name a FILE twice for two such jobs. The exit code is 0 if
+    they fit, perhaps with waiting or with less memory, 1 if they do not, and 2 after an error.
+
+    With --measure each FILE is a command: zico fit --measure "python a.py" "python b.py". They are
+    run for real and ended by SIGTERM. The exit code is 0 if together they do more in the same time
+    than one after the other, 1 if they do not, and 2 after an error.
+    """
+    told, chosen = ctx.params, {name for name in ctx.params if ctx.get_parameter_source(name) != _DEFAULT}
+    wrong = sorted(chosen & (_OF_FILES if told["measure"] else _OF_COMMANDS))
+    if wrong:
+        about = "files: leave it out with --measure" if told["measure"] else "commands: add --measure"
+        raise ConfigError(f"--{wrong[0].replace('_', '-')} is about {about}")
+    if told["measure"]:
+        return _fit_commands(chosen, **{name: told[name] for name in _MEASURED})
+    if told["budget"] is None:
+        raise ConfigError("--budget: say how much memory the jobs share, as in --budget 20GiB")
+    names = ("budget", "region", "policy", "save", "device_model", "whole", "as_json")
+    return _fit_files(tuple(map(Path, told["given"])), **{name: told[name] for name in names})
+
+
+_DEFAULT = ParameterSource.DEFAULT
+_OF_FILES = {"save", "device_model", "whole"}
+_OF_COMMANDS = {"device", "mps", "seconds", "deadline"}
+_MEASURED = ("given", "budget", "region", "policy", "device", "mps", "seconds", "deadline", "as_json")
+
+
+def _fit_commands(chosen: Collection[str], **told: Any) -> int:  # noqa: ANN401 - options, as click has parsed them
+    """Measure commands; returns the exit code."""
+    from zico.cli import measure
+
+    if "," in (told["device"] or ""):
+        raise ConfigError(f"--device: jobs are measured on one device: give one of {told['device']}")
+    words = [f"--{name}={told[name]}" for name in ("device", "budget", "region", "policy") if name in chosen]
+    times_s = {}
+    for name, default_s in (("seconds", measure.SECONDS), ("deadline", measure.DEADLINE_S)):
+        times_s[name] = default_s if told[name] is None else told[name]
+        if not 0 < times_s[name] <= measure.MOST_S:
+            raise ConfigError(f"--{name} {told[name]:g}: give seconds above 0, and at most {measure.MOST_S:g}")
+    return measure.run_measured(
+        told["given"],
+        words,
+        mps=told["mps"],
+        seconds=times_s["seconds"],
+        deadline_s=times_s["deadline"],
+        as_json=told["as_json"],
+    )
+
+
+def _fit_files(  # noqa: PLR0913 - one parameter per option
     files: tuple[Path, ...],
+    *,
     budget: str,
     region: str | None,
     policy: str,
@@ -99,11 +160,7 @@ def fit(  # noqa: PLR0913 - one parameter per option
     whole: bool,
     as_json: bool,
 ) -> int:
-    """Tell whether jobs fit together into a budget, and how much slower each will be.
-
-    Each FILE is the trace of one job. Name a FILE twice for two such jobs. The exit code is 0 if
-    they fit, perhaps with waiting or with less memory, 1 if they do not, and 2 after an error.
-    """
+    """Compute whether traces fit; returns the exit code."""
     from zico.simulator.device_model import device_model_named
     from zico.simulator.fit import Answer, fit_saving
     from zico.simulator.fit import fit as fit_together

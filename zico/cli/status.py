@@ -53,6 +53,8 @@ def _show(path: Path, found: Status) -> None:
         markup=False,
         soft_wrap=True,
     )
+    if found.fault:
+        console.print(found.fault, markup=False, soft_wrap=True)
     for line in (*outside_lines(found.context_bytes, found.foreign_bytes), *together_lines(found.slowdown)):
         console.print(line)
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)

@@ -243,7 +243,8 @@ def frame(
 def _pool(status: Status, width: int, chosen: int | None, rates: Mapping[Process, float]) -> list[RenderableType]:
     """Return one pool's part of the frame; ``chosen`` counts from its first row and may be in another pool."""
     parts: list[RenderableType] = [_head(status), pool_bar(status.jobs, status.budget_bytes)]
-    parts += [Text(line) for line in outside_lines(status.context_bytes, status.foreign_bytes)]
+    lines = [*filter(None, [status.fault]), *outside_lines(status.context_bytes, status.foreign_bytes)]
+    parts += [Text(line) for line in lines]
     parts.append(Text())
     if status.jobs:
         return [*parts, _table(status, chosen, rates, width)]

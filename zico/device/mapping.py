@@ -28,9 +28,12 @@ _READ_WRITE = host.PROT_READ_WRITE
 _NONE = host.PROT_NONE
 _PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
 _U64 = np.dtype("u8")
+_I32 = np.dtype("i4")
+_FILE_DESCRIPTOR = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _STATUS_MASK = 0xFFFFFFFF  # a CUresult is 32 bits wide; the upper half of the register is anything
 _CURRENT = DEVICE.fields["current"][1]
 _ACCESS = DEVICE.fields["access"][1]
+_CREATED = DEVICE.fields["created"][1]
 
 
 @intrinsic
@@ -51,7 +54,10 @@ def status(result: int) -> int:
 
 @compiled
 def map_piece(device: DeviceRecord, address: int, piece: int, was_mapped: int) -> bool:
-    """Map a piece of the device's memory at an address of a window, readable and writable.
+    """Map a piece of the device's memory at an address of a window; it is to be used after ``open_pieces``.
+
+    On a CUDA device a piece of another process's memory is imported when it is mapped for the first
+    time.
 
     Args:
         device: A ``DEVICE`` record.
@@ -73,9 +79,43 @@ def map_piece(device: DeviceRecord, address: int, piece: int, was_mapped: int) -
     if was_mapped != 0:
         call(device.cuMemUnmap, (address, device.piece_bytes))  # a failure shows: nothing maps over a mapping
     handle = int(np.int64(array_at(device.handles_address, piece + 1, _U64)[piece]))
-    mapped = _map_handle(device, address, handle)
+    if handle == 0:
+        handle = _import(device, piece)
+    mapped = handle != 0 and status(call(device.cuMemMap, (address, device.piece_bytes, 0, handle, 0))) == 0
     leave_context(device, others)
     return mapped
+
+
+@compiled
+def _import(device: DeviceRecord, piece: int) -> int:
+    """Import a piece by its descriptor, which is closed then; returns its handle, 0: the driver has refused."""
+    keep_out_of_line()
+    descriptors = array_at(device.descriptors_address, piece + 1, _I32)
+    descriptor: int = np.int64(descriptors[piece])  # type: ignore[assignment]  # one type for compiled code
+    device.created = 0
+    arguments = (address_of(device) + _CREATED, descriptor, _FILE_DESCRIPTOR)
+    if status(call(device.cuMemImportFromShareableHandle, arguments)) != 0:
+        return 0
+    array_at(device.handles_address, piece + 1, _U64)[piece] = device.created
+    descriptors[piece] = -1
+    call(device.close, (descriptor,))
+    return device.created
+
+
+@compiled
+def open_pieces(device: DeviceRecord, address: int, n: int) -> bool:
+    """Let the device read and write ``n`` pieces that ``map_piece`` has put side by side, by one call.
+
+    Returns:
+        Whether it may. If not, the pieces are mapped, and whoever touches one faults.
+    """
+    keep_out_of_line()
+    if device.kind == HOST:
+        return True
+    others = enter_context(device)
+    result = call(device.cuMemSetAccess, (address, n * device.piece_bytes, address_of(device) + _ACCESS, 1))
+    leave_context(device, others)
+    return status(result) == 0
 
 
 @compiled
@@ -228,7 +268,6 @@ def move(mover_address: int, address: int, size_bytes: int, location: int) -> bo
 #     One call at a time per ``DEVICE`` record, as in ``zico.device.mapping``.
 
 _PROPERTIES = DEVICE.fields["pinned_properties"][1]
-_CREATED = DEVICE.fields["created"][1]
 
 
 @compiled

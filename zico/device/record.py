@@ -11,6 +11,7 @@ CUDA = 1
 
 FUNCTIONS = (
     "cuMemCreate",
+    "cuMemImportFromShareableHandle",
     "cuMemRelease",
     "cuMemMap",
     "cuMemUnmap",
@@ -51,14 +52,17 @@ class DeviceRecord(Record, align=False):
     madvise: I8
     sysconf: I8
     descriptor: I8  # host: the memory's memfd
-    handles_address: I8  # cuda: a u8 a piece
+    handles_address: I8  # cuda: a u8 a piece, 0: it has not been imported yet
+    descriptors_address: I8  # cuda: an i4 a piece, by which it is imported
+    close: I8  # cuda: address of the C library's function
     context: I8  # cuda: the primary context
     current: I8  # cuda: where cuCtxGetCurrent writes
     access: Access
     pinned_properties: Annotated[Numbers, "u8", (4,)]  # of the host: CUmemAllocationProp, 32 bytes from CUDA 10.2 on
-    created: I8  # where cuMemCreate writes
+    created: I8  # where cuMemCreate and cuMemImportFromShareableHandle write
     # Addresses of FUNCTIONS.
     cuMemCreate: I8
+    cuMemImportFromShareableHandle: I8
     cuMemRelease: I8
     cuMemMap: I8
     cuMemUnmap: I8

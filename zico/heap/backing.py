@@ -25,7 +25,7 @@ from numba import types
 
 from zico.base.compiled import call, callback, compiled, inlined, keep_in_line, keep_out_of_line, record_at
 from zico.device import host
-from zico.device.mapping import discard_piece, map_pages, map_piece, unmap_piece
+from zico.device.mapping import discard_piece, map_pages, map_piece, open_pieces, unmap_piece
 from zico.device.record import DEVICE
 from zico.heap import evicting
 from zico.heap.layout import HEAP, PRIVATE, SPILL, job_of, pool_of, slots_of, wanted_here, wanted_of
@@ -86,29 +86,67 @@ def _map_granted(heap: HeapRecord, first: int, last: int, n: int, status: int) -
 
 @compiled
 def map_slots(heap: HeapRecord, first: int, last: int) -> bool:
-    """Map what was granted where it is not mapped already; false if the device refuses."""
+    """Map what was granted where it is not mapped already; false if the device refuses.
+
+    Slots side by side are opened by one call. If the device refuses one of them, none is mapped.
+    """
     keep_in_line()
     slots = slots_of(heap)
     wanted = wanted_of(heap)
-    me = job_of(heap)
     i = 0
+    shut = first  # all slots from here to the loop's are new ones that nobody may touch yet
     for slot in range(first, last + 1):
-        if slots[slot].live != 0:
-            continue
-        region: int = np.int64(wanted[i])  # type: ignore[assignment]  # bytes need 64 bits
-        i += 1
-        slots[slot].region = region
-        if slots[slot].mapped != region:
-            was_mapped = int(slots[slot].mapped != NOBODY)
-            slots[slot].mapped = NOBODY
-            device = record_at(heap.backing.device_address, DEVICE)
-            if not map_piece(device, address_of(heap, slot), region, was_mapped):
+        is_new = False
+        if slots[slot].live == 0:
+            region: int = np.int64(wanted[i])  # type: ignore[assignment]  # bytes need 64 bits
+            i += 1
+            slots[slot].region = region
+            is_new = slots[slot].mapped != region
+        if is_new:
+            if not _map_slot(heap, slot):
+                _unmap_slots(heap, shut, slot)
                 return False
-            if regions.has_pages(pool_of(heap), region):
-                map_pages(device, address_of(heap, slot))
-            slots[slot].mapped = region
-            me.maps += 1
+        else:
+            if shut < slot and not _open_slots(heap, shut, slot):
+                return False
+            shut = slot + 1
+    return shut > last or _open_slots(heap, shut, last + 1)
+
+
+@inlined
+def _map_slot(heap: HeapRecord, slot: int) -> bool:
+    """Map a slot's region over what is mapped there."""
+    slots = slots_of(heap)
+    region = slots[slot].region
+    was_mapped = int(slots[slot].mapped != NOBODY)
+    slots[slot].mapped = NOBODY
+    device = record_at(heap.backing.device_address, DEVICE)
+    if not map_piece(device, address_of(heap, slot), region, was_mapped):
+        return False
+    if regions.has_pages(pool_of(heap), region):
+        map_pages(device, address_of(heap, slot))
+    slots[slot].mapped = region
+    job_of(heap).maps += 1
     return True
+
+
+@inlined
+def _open_slots(heap: HeapRecord, first: int, end: int) -> bool:
+    """Open the slots from ``first`` to before ``end``, which are mapped; unmap them all if the device refuses."""
+    device = record_at(heap.backing.device_address, DEVICE)
+    if open_pieces(device, address_of(heap, first), end - first):
+        return True
+    _unmap_slots(heap, first, end)
+    return False
+
+
+@compiled
+def _unmap_slots(heap: HeapRecord, first: int, end: int) -> None:
+    """Unmap the slots from ``first`` to before ``end``, each by itself: an unmap names exactly one mapping."""
+    keep_out_of_line()
+    for slot in range(first, end):
+        unmap_piece(record_at(heap.backing.device_address, DEVICE), address_of(heap, slot))
+        slots_of(heap)[slot].mapped = NOBODY
 
 
 @inlined

@@ -450,6 +450,8 @@ class Streams(Record):
     deferred_next: I8  # which one is looked at next
     spacing_bytes: I8  # freed on a stream between two marks, unless somebody waits
     alone_bytes: I8  # the same for the first stream while no other job is there
+    beside_bytes: I8  # and while others are there, none of whom waits
+    keeps_marked: I8  # 1: a thread of this job puts marks for who waits (zico.heap.cuda.on_stream.keep_marked)
     unmarked_bytes: I8  # of all streams
     taken_over: I8  # the slot that another stream has taken over last, 0: none yet
     mixed: I8  # bit k: a tensor that was used in slot k may mean a stream that lost it

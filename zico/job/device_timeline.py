@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import threading
-import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numba import types
@@ -30,7 +28,6 @@ from zico.base.records import I4, I8, Record, dtype_of
 from zico.device.mapping import enter_context, leave_context
 from zico.device.mapping import status as status_of
 from zico.device.record import DeviceRecord
-from zico.heap.cuda import on_stream
 from zico.heap.cuda.timeline import Timeline
 from zico.kernels import progress, scrub, spin
 from zico.kernels.launch import WORD_BYTES, Launcher
@@ -38,12 +35,7 @@ from zico.kernels.prepare import prepare
 
 if TYPE_CHECKING:
     from zico.device.cuda.driver import CudaDriver
-    from zico.heap.build import Heap
     from zico.pool.table import PoolTable
-
-
-LOOK_S = 0.5
-"""Between two looks: the first after a fault sees that nothing moves, the second asks, the third is answered."""
 
 
 class Door(Record):
@@ -190,21 +182,23 @@ class DeviceTimeline:
         Args:
             pool: Of a CUDA device.
             spacing_bytes: Freed on a stream between two marks, whoever is there; ``None``: by
-                ``Timeline.spacing_bytes`` and ``alone_bytes``.
+                ``Timeline.spacing_bytes``, ``alone_bytes`` and ``beside_bytes``.
 
         Raises:
             ConfigError: The device can neither wait by itself nor by a kernel.
             DriverError: It refuses; nothing is left behind.
         """
         driver = cast("CudaDriver", pool.driver)
-        spacing = {} if spacing_bytes is None else dict.fromkeys(("spacing_bytes", "alone_bytes"), spacing_bytes)
+        spacings = ("spacing_bytes", "alone_bytes", "beside_bytes")
+        spacing = {} if spacing_bytes is None else dict.fromkeys(spacings, spacing_bytes)
         # The words "stop" and "given up" of zico.kernels.spin, and the one that looks set.
         self._words = mmap.mmap(-1, _REGISTERED_BYTES)
         self._array = np.frombuffer(self._words, np.int64)
         with contextlib.ExitStack() as undo:
             words = undo.enter_context(driver.register_host(self._array.ctypes.data, _REGISTERED_BYTES))
             stream = undo.enter_context(driver.create_stream())
-            launcher = prepare(driver, words.device_address, words.device_address + WORD_BYTES)
+            also = (scrub.SCRUB,) if pool.header["isolate"] else ()
+            launcher = prepare(driver, words.device_address, words.device_address + WORD_BYTES, also)
             self._door = np.zeros(1, DOOR)
             self._door[0]["launcher"] = launcher[0]
             driver.fill_device(self._door[0]["device"], pool.memory)
@@ -226,11 +220,6 @@ class DeviceTimeline:
             )
             self._undo = undo.pop_all()
 
-    def supervise(self, heap: Heap) -> None:
-        """Have a thread see to it, every ``LOOK_S``, that no stream waits for what never comes."""
-        on_stream.supervise(heap.record[0])  # here first, so that the thread loads and compiles nothing
-        threading.Thread(target=_supervise, args=(heap.record[0],), name="zico-supervisor", daemon=True).start()
-
     @property
     def given_up(self) -> int:
         """Return the value that a kernel was waiting for when it gave up, 0 if none did."""
@@ -245,9 +234,3 @@ class DeviceTimeline:
         """Let no kernel wait any more, and give the device back what is registered."""
         self._array[0] = 1
         self._undo.close()
-
-
-def _supervise(record: Any) -> None:  # noqa: ANN401 - a HEAP record
-    while True:
-        time.sleep(LOOK_S)
-        on_stream.supervise(record)

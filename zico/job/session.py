@@ -453,8 +453,6 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
             _record(heap, settings.ring, framework)
         serve_pages(heap, membership)
         heap.enable(plan=settings.plans and heap.managed is None)
-        if timeline is not None:
-            timeline.supervise(heap)
         undo.pop_all()
     session = Session(membership, pool, heap, settings, timeline)
     if kind == "host" and settings.wish.save is None:

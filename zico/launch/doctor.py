@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,12 +16,12 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from zico.base.errors import DriverError, ZicoError
+from zico.base.mps import CONTROL, daemon_at
 from zico.base.paths import cache_refusal
 from zico.base.rundir import base_directory
 from zico.base.settings import HOST, PLAN_VARIABLE, kind_of
 from zico.base.units import format_bytes
 from zico.broker.devices import devices_here, has_usable_driver
-from zico.broker.lingering import CONTROL, daemon_at
 from zico.broker.outside import use_now
 from zico.launch.jobs import Command, job_environment
 from zico.launch.outsiders import PYTHON, blocking_flag
@@ -107,13 +108,16 @@ def _support(name: str, what: str, *, has_it: bool, remedy: str) -> Check:
     return Check(name, has_it, what if has_it else f"no {what}: {remedy}")
 
 
+_GAIN = "zico fit --measure --mps says what jobs gain by it"
+
+
 def _mps_check(environ: Mapping[str, str]) -> Check:
     """Say how jobs would share a GPU; both ways work."""
     daemon = daemon_at(environ)
     if daemon is not None:
         return Check("MPS", passed=True, detail=f"a daemon runs at {daemon}: jobs' kernels overlap")
     if shutil.which(CONTROL, path=environ.get("PATH")):
-        return Check("MPS", passed=True, detail="no daemon runs: jobs time-slice; --mps starts one for a run")
+        return Check("MPS", passed=True, detail=f"no daemon runs: jobs time-slice; --mps starts one for a run; {_GAIN}")
     return Check("MPS", passed=True, detail=f"{CONTROL} is not on PATH: jobs time-slice, and --mps does not work")
 
 
@@ -302,6 +306,8 @@ def _checks(settings: Settings, argv: Sequence[str]) -> Iterator[Check]:
     yield _check_device()
     yield _check_cache()
     yield _check_sockets()
+    if argv:
+        yield _sharing(argv)
     regions = settings.budget_bytes.value // settings.region_bytes.value
     yield Check("budget", regions > 1, f"{regions} regions of {settings.region_bytes.value} bytes")
     yield from plan_check()
@@ -337,6 +343,13 @@ def _why_unwatched(interpreter: str, *flags: str) -> str:
         return ""
     reason = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     return reason or f"{interpreter} ignores PYTHONPATH or sitecustomize"
+
+
+def _sharing(argv: Sequence[str]) -> Check:
+    """Say how to find out whether sharing pays; that takes minutes, so it is a command of its own."""
+    command = shlex.quote(shlex.join(argv))
+    detail = f"whether two such jobs at once do more than one after the other: zico fit --measure {command} {command}"
+    return Check("sharing", passed=None, detail=detail)
 
 
 def _check_device() -> Check:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from zico.base.errors import CommandError, ConfigError
-from zico.broker.lingering import CONTROL, PIPE_VARIABLE
+from zico.base.mps import CONTROL, PIPE_VARIABLE, end_work_at, is_process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,8 +35,6 @@ KILL_S = 5.0
 POLL_S = 0.02
 
 _PROC = Path("/proc")
-_NAME = CONTROL[:15]  # as the kernel cuts it (proc(5), comm); the daemon and its servers have it in common
-_DEAD_STATES = frozenset("ZX")
 
 
 class MpsDaemon:
@@ -76,15 +74,19 @@ class MpsDaemon:
             with contextlib.suppress(ProcessLookupError):
                 self._sessions.add(os.getsid(pid))
         for session in self._sessions:
-            guardian.add(session)
+            guardian.add(session, last=True)
         if reason is not None or not self._sessions:
             words = self._words.read_text(errors="replace").strip().rpartition("\n")[2]
             raise CommandError(f"--mps: {CONTROL} -d {reason or 'left no daemon'}: {words or 'it said nothing'}", 1)
 
     def close(self, guardian: Watchdog) -> None:
-        """Ask the daemon to end, and kill what has not ended after ``QUIT_S``; a second time does nothing."""
+        """Ask the daemon to end, and kill what has not ended after ``QUIT_S``; a second time does nothing.
+
+        Clients that are left have left their job's session; their work on the GPU ends first.
+        """
         try:
             if self._processes():
+                end_work_at(self.pipes)
                 self._control(stdin=b"quit\n", timeout_s=QUIT_S)
                 self._await_end(QUIT_S)
         finally:
@@ -125,14 +127,11 @@ class MpsDaemon:
     def _processes(self) -> list[int]:
         """Return the living processes of this daemon: those of its name that were started with its directory."""
         mark = f"{PIPE_VARIABLE}={self.pipes}".encode()
-        return [pid for pid in psutil.pids() if _is_ours(_PROC / str(pid), mark)]
+        return [pid for pid in psutil.pids() if is_process(pid) and _has(pid, mark)]
 
 
-def _is_ours(process: Path, mark: bytes) -> bool:
+def _has(pid: int, mark: bytes) -> bool:
     try:
-        name, _, state = (process / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")
-        if name != _NAME or state.split()[0] in _DEAD_STATES:
-            return False
-        return mark in (process / "environ").read_bytes().split(b"\0")
+        return mark in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:  # it has ended, or is somebody else's
         return False

@@ -7,6 +7,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
+from zico.base.mps import daemon_at
 from zico.base.settings import HOST, kind_of
 from zico.broker.protocol.messages import Report
 from zico.launch.broker import BrokerProcess, JoinedBroker
@@ -183,7 +184,6 @@ class Pool:
         """
         if kind_of(self.device) == HOST:
             return None, ""
-        from zico.broker.lingering import daemon_at  # with Numba: a run on the host starts sooner without
         from zico.launch.mps import MpsDaemon
 
         if self._target.settings.mps.value and not self.is_joined:

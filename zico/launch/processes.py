@@ -161,7 +161,7 @@ class Child:
     def send(self, signum: int) -> None:
         """Signal the whole session."""
         if self._popen.returncode is None:
-            watchdog.send(self.pid, signum)
+            watchdog.send([self.pid], signum)
 
     async def end_session(self, *, quiet_s: float, grace_s: float) -> int:
         """End what lives in the session and return how many processes had to be told.
@@ -170,9 +170,9 @@ class Child:
         """
         if await self._empty_within(quiet_s):
             return 0
-        told = watchdog.send(self.pid, signal.SIGTERM)
+        told = watchdog.send([self.pid], signal.SIGTERM)
         if not await self._empty_within(grace_s):
-            watchdog.send(self.pid, signal.SIGKILL)
+            watchdog.send([self.pid], signal.SIGKILL)
             await self._empty_within(KILL_S)
         return told
 
@@ -186,7 +186,7 @@ class Child:
     def kill(self) -> None:
         """Kill and reap the whole session at once; does nothing the second time."""
         if self._popen.returncode is None:
-            watchdog.send(self.pid, signal.SIGKILL)
+            watchdog.send([self.pid], signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.reap()
 

@@ -38,7 +38,7 @@ from zico.launch.placement import Offer, choose
 from zico.launch.pools import Metrics, Pool
 from zico.launch.processes import readable
 from zico.launch.queue import PoolNow, tells_out_of_memory
-from zico.launch.watchdog import BEGIN_S, Watchdog
+from zico.launch.watchdog import BEGIN_S, Watchdog, send
 from zico.report.model import (
     JobFigures,
     JobProgress,
@@ -280,6 +280,7 @@ def supervise(
     *,
     environ: Mapping[str, str] | None = None,
     queue: Queue | None = None,
+    until: Callable[[Snapshot], bool] | None = None,
 ) -> Outcome:
     """Run all commands to their ends and return how they ended. Call it in the main thread.
 
@@ -289,6 +290,7 @@ def supervise(
         listener: Is told of output, messages and progress.
         environ: The jobs' environment before Zico adds to it; ours by default.
         queue: Gives the commands instead, and is told how each ended, unless a signal ends the run.
+        until: The jobs are ended as by SIGTERM once this is true of a run's progress.
 
     Raises:
         CommandError: A broker or an MPS daemon could not start; the jobs have been ended.
@@ -296,7 +298,7 @@ def supervise(
             where they should.
     """
     with run_directory() as run_dir:
-        supervisor = Supervisor(commands, targets, listener, os.environ if environ is None else environ, queue)
+        supervisor = Supervisor(commands, targets, listener, os.environ if environ is None else environ, queue, until)
         outcome = asyncio.run(supervisor.run(run_dir))
         for pool in supervisor.pools:
             if reason := pool.keep_record():
@@ -314,9 +316,11 @@ class Supervisor:
         listener: Listener,
         environ: Mapping[str, str],
         queue: Queue | None = None,
+        until: Callable[[Snapshot], bool] | None = None,
     ) -> None:
         """Start nothing yet."""
         self._queue = queue
+        self._until = until
         self._listener = listener
         self._grace_s = targets[0].settings.grace_s.value
         # Jobs get the directory that passed the check, so that a refusal is reported once and not
@@ -496,8 +500,11 @@ class Supervisor:
             self._look_for_outsiders()
             if time.monotonic() >= due_s:
                 due_s = time.monotonic() + self._listener.interval_s
-                self._listener.progress(self._snapshot())
-            await asyncio.sleep(TICK_S)
+                snapshot = self._snapshot()
+                self._listener.progress(snapshot)
+                if self._until is not None and self._ending is None and self._until(snapshot):
+                    self._ending = asyncio.create_task(self._end_jobs(signal.SIGTERM))
+            await asyncio.sleep(min(TICK_S, self._listener.interval_s))
 
     def _look_for_outsiders(self) -> None:
         """Say at once which processes of the jobs compute outside the budget."""
@@ -625,9 +632,8 @@ class Supervisor:
         self._send(signal.SIGKILL)
 
     def _send(self, signum: int) -> None:
-        for job in self._jobs:
-            if job.child is not None and job.living:
-                job.child.send(signum)
+        """Signal all processes of the jobs; a daemon of MPS that does not answer holds the run up for ``mps.END_S``."""
+        send([job.child.pid for job in self._jobs if job.child is not None and job.living], signum)
 
     def _kill(self, guardian: Watchdog) -> None:
         """Kill what still lives; normally nothing does."""

@@ -5,9 +5,9 @@ tells it which sessions live. However the supervisor ends, even by SIGKILL, the 
 pipe; without a ``done`` before it, this process ends the sessions and removes the run directory.
 ``PR_SET_PDEATHSIG`` would reach direct children only, and needs code between fork and exec.
 
-Standard library only, so that it starts in milliseconds. It runs as a file, with the directory of
-the run as its argument (``zico.base.interpreter.bare``). It says so when it has begun; what it
-writes beside that, and that it has ended, its supervisor tells the user.
+Standard library only, also what it imports of Zico, so that it starts in milliseconds. It runs as a
+file, with the directory of the run as its argument (``zico.base.interpreter.bare``). It says so when
+it has begun; what it writes beside that, and that it has ended, its supervisor tells the user.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Each job leads a session of its own. Its process group alone would not do: ``timeout`` and shells
 # with job control move their children to other groups, but they stay in the session.
 #
-# Standard library only: the guardian imports this module without site packages.
+# Standard library only: the guardian runs this module without site packages.
 
 PROC = Path("/proc")
 _DEAD_STATES = frozenset("ZXx")
@@ -47,12 +47,18 @@ def members(session: int) -> dict[int, int]:
     return {pid: group for pid, group, its_session in _processes() if its_session == session}
 
 
-def send(session: int, signum: int) -> int:
-    """Signal every process of ``session`` by its groups, then continue the stopped ones; return how many there were.
+def send(sessions: Iterable[int], signum: int) -> int:
+    """Signal every process of sessions by its groups, then continue the stopped ones; return how many there were.
 
-    By groups, because a group gets a signal at once: no child forked meanwhile is missed.
+    By groups, because a group gets a signal at once: no child forked meanwhile is missed. What a
+    process has on a GPU under MPS is ended before it is killed, which can take ``mps.END_S``.
     """
-    found = members(session)
+    from zico.base import mps
+
+    found: dict[int, int] = {}
+    for session in sessions:
+        found |= members(session)
+    mps.end_work(found, signum)
     for group in set(found.values()):
         # Gone in the meantime, or has changed its user id: neither can be helped from here.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -82,33 +88,34 @@ def _processes() -> Iterator[tuple[int, int, int]]:
 GRACE_S = 2.0
 POLL_S = 0.02
 DONE = "done"
+_FIRST, _LAST = "+", "*"
 BEGUN = b"."
 
 
-def watch(lines: Iterable[str]) -> set[int] | None:
-    """Return the sessions to end: those announced by ``+N`` and not withdrawn by ``-N``; ``None`` after ``done``.
+def watch(lines: Iterable[str]) -> tuple[set[int], set[int]] | None:
+    """Return the sessions to end, and those to end after them; ``None`` after ``done``.
 
-    Waits for the end of ``lines``, which is the end of the supervisor: this wait alone has no
-    deadline.
+    They are announced by ``+N`` and ``*N``, and withdrawn by ``-N``. Waits for the end of
+    ``lines``, which is the end of the supervisor: this wait alone has no deadline.
     """
-    living: set[int] = set()
+    living: dict[str, set[int]] = {_FIRST: set(), _LAST: set()}
     for line in lines:
         word = line.strip()
         if word == DONE:
             return None
-        if word.startswith("+"):
-            living.add(int(word[1:]))
+        if word.startswith(tuple(living)):
+            living[word[0]].add(int(word[1:]))
         elif word.startswith("-"):
-            living.discard(int(word[1:]))
-    return living
+            for sessions in living.values():
+                sessions.discard(int(word[1:]))
+    return living[_FIRST], living[_LAST]
 
 
 def end(living: set[int]) -> None:
     """Terminate the sessions, and kill what is left of them after ``GRACE_S``."""
     for signum, grace_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        send(living, signum)
         deadline = time.monotonic() + grace_s
-        for session in living:
-            send(session, signum)
         while any(members(session) for session in living):
             if time.monotonic() > deadline:
                 break
@@ -117,6 +124,7 @@ def end(living: set[int]) -> None:
 
 def main() -> None:
     """Watch standard input; afterwards end what is left and remove the directory given as the only argument."""
+    sys.path.append(str(Path(__file__).absolute().parents[2]))  # what ``send`` imports, behind the standard library
     # A terminal's Ctrl-C and a closing terminal are the supervisor's to handle.
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
@@ -124,7 +132,8 @@ def main() -> None:
         os.write(sys.stdout.fileno(), BEGUN)
     living = watch(sys.stdin)
     if living is not None:
-        end(living)
+        for sessions in living:
+            end(sessions)
         shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 
@@ -162,9 +171,9 @@ class Watchdog:
         last = said.decode(errors="replace").strip().rpartition("\n")[2]
         return last or "it has ended"
 
-    def add(self, session: int) -> None:
-        """Let the guardian end ``session`` if we are killed."""
-        self._tell(f"+{session}")
+    def add(self, session: int, *, last: bool = False) -> None:
+        """Let the guardian end ``session`` if we are killed; ``last``: after the others, which it serves."""
+        self._tell(f"{_LAST if last else _FIRST}{session}")
 
     def remove(self, session: int) -> None:
         """Forget ``session``; call it before its leader is reaped."""

@@ -16,9 +16,9 @@ On the host device every fence is 0.
 A job's processor runs ahead of its device only so far. A region that is granted behind a fence
 stands idle until the fence has passed. A region that a job releases long before its device comes to
 that point stands idle for its next owner. Without a bound, a processor that queues a whole
-iteration at once would hold memory that others could use. The bound counts regions and tunes
-itself: it doubles when it has kept the device waiting, and loses a quarter whenever another job
-waits for memory.
+iteration at once would hold memory that others could use. The bound is in bytes, whatever the size
+of regions, and tunes itself: it doubles when it has kept the device waiting, and loses a quarter
+whenever another job waits for memory.
 """
 
 from __future__ import annotations
@@ -137,30 +137,30 @@ def overtake(pool: Member, job: int) -> None:
 # -- running ahead of the device -------------------------------------------------------------------
 
 
-START_REGIONS = 4
-"""256 MiB of regions of the default size: with releases so coarse no published model lost more than 3 % (methods.md
-1.5), so a device that is behind by so much has enough to do. From here a few doublings reach any
-bound."""
-LEAST_REGIONS = 1
+START_BYTES = 256 << 20
+"""With releases so coarse no published model lost more than 3 % (methods.md 1.5), so a device that is behind by so
+much has enough to do. From here a few doublings reach any bound."""
+LEAST_BYTES = 64 << 20
+"""One region of the default size: jobs with small regions need not run less far ahead."""
 _LOSS_SHIFT = 2  # gentler than the growth: too low a bound idles a device, too high a one only delays a neighbour
 
 
 @compiled
 def tuned(cap: int, most: int, starved: bool, others_wait: bool) -> int:  # noqa: FBT001 - two independent facts
-    """Return the next bound on running ahead, in regions.
+    """Return the next bound on running ahead, in bytes.
 
     Args:
         cap: The bound so far; 0: none has been set.
-        most: The pool's regions.
+        most: The pool's bytes, beyond which the bound does not grow.
         starved: The bound has kept the job from memory, and its device had nothing left to do.
         others_wait: Another job waits for memory.
     """
     if cap == 0:
-        cap = START_REGIONS
+        cap = START_BYTES
     if starved:
         return min(2 * cap, most)
     if others_wait:
-        return max(cap - max(cap >> _LOSS_SHIFT, 1), LEAST_REGIONS)
+        return max(cap - (cap >> _LOSS_SHIFT), LEAST_BYTES)
     return cap
 
 
@@ -178,6 +178,17 @@ def count_ahead(pool: Member) -> int:
     return count
 
 
+@compiled
+def _is_unmarked(pool: Member, pair: int) -> bool:
+    """Tell whether a region was released on a pair's stream without a mark so far: its device may be at work."""
+    keep_out_of_line()
+    regions = regions_of(pool)
+    for r in range(header_of(pool).n_regions):
+        if pair_in(regions[r].fence) == pair and not is_issued(pool, regions[r].fence):
+            return True
+    return False
+
+
 @inlined
 def may_run_ahead(pool: Member, slot: int, n: int) -> bool:
     """Tell whether this job may take ``n`` more regions before their fences have passed; tunes its bound.
@@ -190,8 +201,10 @@ def may_run_ahead(pool: Member, slot: int, n: int) -> bool:
     ahead = count_ahead(pool)
     if ahead == 0:
         return True
+    wanted_bytes = (ahead + n) * header.region_bytes
     pair = pair_of(pool.job, slot)
-    refused = ahead + n > (me.ahead_cap or START_REGIONS)
-    starved = refused and counters_of(pool)[at(pair)] >= issued_of(pool)[pair]
-    me.ahead_cap = tuned(me.ahead_cap, header.n_regions, starved, header.waiters > me.waiting_threads)
-    return not refused or ahead + n <= me.ahead_cap
+    refused = wanted_bytes > (me.ahead_cap or START_BYTES)
+    starved = refused and counters_of(pool)[at(pair)] >= issued_of(pool)[pair] and not _is_unmarked(pool, pair)
+    most = header.n_regions * header.region_bytes
+    me.ahead_cap = tuned(me.ahead_cap, most, starved, header.waiters > me.waiting_threads)
+    return not refused or wanted_bytes <= me.ahead_cap

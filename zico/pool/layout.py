@@ -129,7 +129,7 @@ class Header(Record):
     grouped: I4  # 1: some job has been in a group (zico.pool.groups)
     bare_head: I4  # the first bare region of the list, NOBODY: there is none
     continued: I4  # the thread that was continued inside the mutex and is to be stopped again, or 0
-    continued_padding: I4
+    marks_asked: I4  # futex word: changes when a thread waits and only a job's mark is missing (keep_marked)
     pid_namespace: I8  # the broker's, of which the numbers of processes are (zico.pool.living)
     alone_since_ns: I8  # when alone_job last grew (CLOCK_MONOTONIC)
     recoveries: I8  # times the mutex's owner had died
@@ -188,7 +188,7 @@ class Job(Record):
     promised: I8  # the most that it could have held since it joined: what needs more is refused, less waits
     claim_extra: I8  # regions by which this iteration has exceeded its profile
     outgrown: I8  # 1: the iteration is longer and holds more than any that the profile knows
-    ahead_cap: I8  # regions by which it may run ahead of its device (zico.pool.fences), 0: not tuned yet
+    ahead_cap: I8  # bytes by which it may run ahead of its device (zico.pool.fences), 0: not tuned yet
     first_boundary_ns: I8  # when the first and the last iteration ended (throughput between them)
     last_boundary_ns: I8
     boundary_since_ns: I8  # when the wait at the boundary began, 0 if none

@@ -29,7 +29,7 @@ from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
 from zico.base.libc import futex_wait, futex_wake_all, monotonic_ns
 from zico.pool import groups, profiles, still
 from zico.pool.deaths import reap_dead
-from zico.pool.fences import at, counters_of, issued_of, pair_of
+from zico.pool.fences import NO_FENCE, at, counters_of, is_issued, issued_of, job_in, pair_of
 from zico.pool.layout import (
     BOUNDARY,
     EMPTY,
@@ -42,6 +42,7 @@ from zico.pool.layout import (
     STREAMS,
     header_of,
     job_at,
+    regions_of,
     waits_at_boundary,
     waits_for_memory,
     within_limit,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 
 _JOB_BYTES = JOB.itemsize
 _SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])
+_MARKS_ASKED_OFFSET = int(HEADER.fields["marks_asked"][1])
 _ADMITS_OFFSET = int(JOB.fields["broker_admits"][1])
 _ADMITS_MASK = 0x3FFFFFFF
 _GROWTH_SHIFT = 3  # an eighth: few questions, and little that leaves needlessly
@@ -99,11 +101,50 @@ def start_waiting(pool: Member, need: int) -> None:
     header_of(pool).waiters += 1
     _note_holders(pool, me)
     called = _call_lenders(pool)
+    unmarked = header_of(pool).on_timeline == 1 and _others_have_unmarked(pool)
+    if unmarked:
+        change_marks_asked(pool)
     unlock(pool)
+    if unmarked:
+        wake_markers(pool)
     if called:
         for j in range(header_of(pool).places):
             if yields_at_boundary(pool, job_at(pool, j)):
                 futex_wake_all(pool.jobs_address + j * _JOB_BYTES + _ADMITS_OFFSET)
+
+
+@inlined
+def _others_have_unmarked(pool: Member) -> bool:
+    """Tell whether a free region lacks the mark of another job, without which nobody else may have it."""
+    regions = regions_of(pool)
+    for r in range(header_of(pool).n_regions):
+        fence = regions[r].fence
+        is_free = regions[r].owner == NOBODY and fence != NO_FENCE
+        if is_free and job_in(fence) != pool.job and not is_issued(pool, fence):
+            return True
+    return False
+
+
+@compiled
+def change_marks_asked(pool: Member) -> None:
+    """Change the word that threads sleep on which put marks for others. Inside the mutex."""
+    keep_out_of_line()
+    header = header_of(pool)
+    header.marks_asked = (header.marks_asked + 1) & _ADMITS_MASK
+
+
+@compiled
+def wake_markers(pool: Member) -> None:
+    """Wake the threads that put marks for others, outside the mutex: they look again."""
+    keep_out_of_line()
+    futex_wake_all(pool.header_address + _MARKS_ASKED_OFFSET)
+
+
+@compiled
+def sleep_until_marks_are_asked(pool: Member, word: int) -> None:
+    """Sleep until somebody waits for a mark, as the word ``marks_asked`` says, or a slice has passed."""
+    keep_out_of_line()
+    futex_wait(pool.header_address + _MARKS_ASKED_OFFSET, word, pool.slice_address)
 
 
 @inlined

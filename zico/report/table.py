@@ -75,7 +75,7 @@ def outside_lines(context_bytes: int | msgspec.UnsetType, foreign_bytes: int | m
     if isinstance(context_bytes, int) and isinstance(foreign_bytes, int):
         yield (
             f"outside the pool: framework contexts and workspaces {format_bytes(context_bytes)}, "
-            f"other processes {format_bytes(foreign_bytes)}"
+            f"others {format_bytes(foreign_bytes)}"
         )
 
 

@@ -387,7 +387,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     context_bytes: Known = msgspec.UNSET
     """Of the device's memory outside the pool, what its jobs and the broker hold: framework contexts, workspaces."""
     foreign_bytes: Known = msgspec.UNSET
-    """What other processes hold of the device's memory."""
+    """What others hold of the device's memory, or nobody is listed for."""
     first_budget_bytes: Count = 0
     """The budget with which the pool began."""
     most_bytes: Count = 0
@@ -407,6 +407,8 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     """What the policy was told, as ``KEY=VALUE,KEY=VALUE``; empty: nothing."""
     launchers: tuple[Pid, ...] = ()
     """Processes that have left the pool to those that they start."""
+    fault: Text = ""
+    """Why the pool is gone, and what to do; empty: it is not."""
 
 
 class PoolReport(msgspec.Struct, frozen=True, kw_only=True):

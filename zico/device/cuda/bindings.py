@@ -59,6 +59,9 @@ REMEDIES = {
     "restart the job",
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernel was compiled for another GPU: clear Zico's cache directory",
     "CUDA_ERROR_INVALID_PTX": "the driver cannot read this kernel: clear Zico's cache directory",
+    "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory has an error that cannot be corrected, so a pool on it is gone: "
+    "end its jobs and its broker (zico broker stop), reset the GPU (nvidia-smi --gpu-reset) or restart the machine",
+    "CUDA_ERROR_MPS_CLIENT_TERMINATED": "MPS has ended this process's work on the GPU: restart the job",
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the kernel was compiled by a CUDA newer than the driver: update the driver",
 }
 """What a user can do about the statuses that users meet."""

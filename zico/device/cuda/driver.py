@@ -12,6 +12,8 @@ Guarantees
 
 Known limitations
     A device's memory is resident from its creation on, and is given back a whole memory at a time.
+    Imports of one memory's pieces must not overlap: a heap's mutex guards those of compiled code,
+    and Python maps no pool's memory beside it.
     Whether the virtual memory functions need a context is found out at the first call in a thread
     that has none (``needs_context``); the manual lists no context error for any of them.
 """
@@ -20,7 +22,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
+import resource
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -227,26 +231,29 @@ class CudaDriver:
 
     def create_memory(self, size_bytes: int, label: str, piece_bytes: int | None = None) -> Memory:  # noqa: ARG002
         """Create one handle a piece, all or none; the device has no use for the label."""
-        piece_bytes = piece_bytes or size_bytes
+        with contextlib.ExitStack() as undo:
+            memory = undo.enter_context(self._memory(size_bytes, piece_bytes or size_bytes))
+            for piece in range(len(memory.handles)):
+                memory.handles[piece] = self._create(memory, piece)
+            undo.pop_all()
+        return memory
 
-        def create(piece: int) -> int:
-            try:
-                return int(self._virtual("cuMemCreate", piece_bytes, self._properties, 0))
-            except DriverError as error:
-                if error.status != OUT_OF_MEMORY:
-                    raise
-                got, wanted = format_bytes(piece * piece_bytes), format_bytes(size_bytes)
-                detail = f"{error.detail}; {got} of {wanted} could be had on {self.name}"
-                raise DriverError(error.operation, error.status, detail) from error
-
-        return self._collect(size_bytes, piece_bytes, create)
+    def _create(self, memory: _Pieces, piece: int) -> int:
+        try:
+            return int(self._virtual("cuMemCreate", memory.piece_bytes, self._properties, 0))
+        except DriverError as error:
+            if error.status != OUT_OF_MEMORY:
+                raise
+            got, wanted = format_bytes(piece * memory.piece_bytes), format_bytes(memory.size_bytes)
+            detail = f"{error.detail}; {got} of {wanted} could be had on {self.name}"
+            raise DriverError(error.operation, error.status, detail) from error
 
     def export_pieces(self, memory: Owned) -> list[int]:
         """Export every piece's handle; programs started later do not inherit the descriptors."""
         descriptors: list[int] = []
         with contextlib.ExitStack() as undo:
             undo.callback(close_descriptors, descriptors)
-            for handle in _pieces(memory).tolist():
+            for handle in self._handles(memory, 0, len(_pieces(memory).handles)):
                 descriptor = int(self._virtual("cuMemExportToShareableHandle", handle, self._descriptor, 0))
                 descriptors.append(descriptor)
                 os.set_inheritable(descriptor, False)  # noqa: FBT003 - the function's own way
@@ -254,36 +261,48 @@ class CudaDriver:
         return descriptors
 
     def import_pieces(self, descriptors: Sequence[int], size_bytes: int, piece_bytes: int | None = None) -> Memory:
-        """Import one handle a descriptor; the descriptors are closed then, the handles keep the memory."""
+        """Keep the descriptors, by which each piece is imported when it is mapped for the first time.
+
+        A descriptor is closed then, and the handle keeps the memory. The first piece is imported
+        now, to see whether the driver can.
+        """
         piece_bytes = piece_bytes or size_bytes
-        try:
+        kept = [*descriptors]
+        with contextlib.ExitStack() as undo:
+            undo.callback(lambda: close_descriptors(kept))
             if len(descriptors) * piece_bytes != size_bytes:
                 detail = f"{len(descriptors)} descriptors came for {size_bytes} bytes in pieces of {piece_bytes}"
                 raise DriverError("import of memory", INVALID_VALUE, detail)
-            function = "cuMemImportFromShareableHandle"
-            take = (int(self._virtual(function, descriptor, self._descriptor)) for descriptor in descriptors)
-            return self._collect(size_bytes, piece_bytes, lambda _piece: next(take))
-        finally:
-            close_descriptors(descriptors)
+            memory = undo.enter_context(self._memory(size_bytes, piece_bytes))
+            memory.descriptors[:] = _move_up(kept)
+            kept.clear()
+            self._handles(memory, 0, 1)
+            undo.pop_all()
+        return memory
+
+    def _handles(self, memory: Owned, first: int, last: int) -> list[int]:
+        """Return the handles of the pieces from ``first`` to before ``last``; imports those that have none."""
+        pieces = _pieces(memory)
+        for piece in range(first, last):
+            if pieces.handles[piece] == 0:
+                descriptor = int(pieces.descriptors[piece])
+                handle = self._virtual("cuMemImportFromShareableHandle", descriptor, self._descriptor)
+                pieces.handles[piece], pieces.descriptors[piece] = int(handle), _NO_DESCRIPTOR
+                close_descriptors([descriptor])
+        return [int(handle) for handle in pieces.handles[first:last]]
 
     def import_memory(self, descriptor: int) -> Memory:
         """Refuse: the device does not tell how large an imported handle is."""
         close_descriptors([descriptor])
         raise DriverError("import of memory", NOT_SUPPORTED, "its size is not known here: use import_pieces")
 
-    def _collect(self, size_bytes: int, piece_bytes: int, take: Callable[[int], int]) -> Memory:
-        """Own one handle a piece, each from ``take``; if one fails the others are released."""
+    def _memory(self, size_bytes: int, piece_bytes: int) -> _Pieces:
+        """Own memory whose pieces have no handles yet."""
         unit = self.granularity_bytes
         if not 0 < piece_bytes <= size_bytes or piece_bytes % unit or size_bytes % piece_bytes:
             detail = f"{size_bytes} bytes in pieces of {piece_bytes}: must be whole pieces, multiples of {unit} bytes"
             raise DriverError("creation of memory", INVALID_VALUE, detail)
-        handles = np.zeros(size_bytes // piece_bytes, np.uint64)
-        with contextlib.ExitStack() as undo:
-            for piece in range(len(handles)):
-                handle = take(piece)
-                undo.callback(self._virtual, "cuMemRelease", handle)
-                handles[piece] = handle
-            return _Pieces(handles, size_bytes, piece_bytes, undo.pop_all())
+        return _Pieces(size_bytes, piece_bytes, self._virtual)
 
     def discard(self, memory: Owned, offset: int, size_bytes: int) -> None:
         """Refuse: memory is given back when all of it is closed; clearing contents is a kernel's work."""
@@ -314,11 +333,10 @@ class CudaDriver:
 
     def map(self, window: Owned, window_offset: int, memory: Owned, memory_offset: int, size_bytes: int) -> None:
         """Map whole pieces, readable and writable by this device; if the driver refuses, nothing is mapped there."""
-        handles = _pieces(memory)
-        piece_bytes = memory.size_bytes // len(handles)
+        piece_bytes = _pieces(memory).piece_bytes
         check_range(memory, memory_offset, size_bytes, piece_bytes)
         first, last = memory_offset // piece_bytes, (memory_offset + size_bytes) // piece_bytes
-        _window(window).map(window_offset, handles[first:last].tolist(), piece_bytes, self._access())
+        _window(window).map(window_offset, self._handles(memory, first, last), piece_bytes, self._access())
 
     def unmap(self, window: Owned, window_offset: int, size_bytes: int) -> None:
         """Unmap every piece in the range; where ``map`` mapped none, the one piece that compiled code mapped."""
@@ -419,10 +437,12 @@ class CudaDriver:
 
     def fill_device(self, record: Any, memory: Owned) -> None:  # noqa: ANN401 - one DEVICE record
         """Fill a ``DEVICE`` record; from now on this process holds the primary context."""
-        handles = _pieces(memory)
+        pieces = _pieces(memory)
         record["kind"] = CUDA
-        record["piece_bytes"] = memory.size_bytes // len(handles)
-        record["handles_address"] = memory.handle
+        record["piece_bytes"] = pieces.piece_bytes
+        record["handles_address"] = pieces.handle
+        record["descriptors_address"] = pieces.descriptors.ctypes.data
+        record["close"] = _libc_address("close")
         record["context"] = self.context.retain()
         access = self._access()
         record["access"] = (int(access.location.type), self.ordinal, int(access.flags), 0)
@@ -438,30 +458,64 @@ class CudaDriver:
             properties = find_pinned(self.call, self.device, self._access(), piece_bytes)
         packed = ctypes.string_at(properties.getPtr(), PROPERTIES_BYTES)
         record["pinned_properties"] = np.frombuffer(packed, "u8")
-        record["sysconf"] = ctypes.cast(ctypes.CDLL(None).sysconf, ctypes.c_void_p).value
+        record["sysconf"] = _libc_address("sysconf")
 
     def close(self) -> None:
         """Unload kernels and give the context back; everything lent must be closed before."""
         self._held.close()
 
 
+_NO_DESCRIPTOR = -1
+_LOW_DESCRIPTORS = 1024
+"""``FD_SETSIZE`` of glibc: ``select(2)`` takes only descriptors below it, so these are left to the program."""
+
+
 class _Pieces(Memory):
-    """Memory of one handle a piece; ``handle`` is the address of the array of them."""
+    """Memory of one handle a piece; ``handle`` is the address of the array of them.
 
-    __slots__ = ("handles",)
+    A piece that has not been imported yet has a descriptor, and 0 for a handle.
+    """
 
-    def __init__(
-        self, handles: np.ndarray[Any, Any], size_bytes: int, piece_bytes: int, held: contextlib.ExitStack
-    ) -> None:
-        """Own the handles; ``held`` releases them."""
-        super().__init__(handles.ctypes.data, size_bytes, piece_bytes, lambda _handle, _size_bytes: held.close())
-        self.handles = handles
+    __slots__ = ("_call", "descriptors", "handles")
+
+    def __init__(self, size_bytes: int, piece_bytes: int, call: Callable[..., Any]) -> None:
+        """Own what the arrays will have; ``call`` makes a driver call by name."""
+        self.handles = np.zeros(size_bytes // piece_bytes, np.uint64)
+        self.descriptors = np.full(len(self.handles), _NO_DESCRIPTOR, np.int32)
+        self._call = call
+        super().__init__(self.handles.ctypes.data, size_bytes, piece_bytes, self._give_back)
+
+    def _give_back(self, _handle: int, _size_bytes: int) -> None:
+        with contextlib.ExitStack() as undo:
+            for handle in self.handles[self.handles != 0].tolist():
+                undo.callback(self._call, "cuMemRelease", handle)
+            close_descriptors(self.descriptors[self.descriptors != _NO_DESCRIPTOR].tolist())
 
 
-def _pieces(memory: Owned) -> np.ndarray[Any, Any]:
-    """Return the handles of memory that is not closed."""
+def _libc_address(name: str) -> int:
+    return ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value or 0
+
+
+def _move_up(descriptors: Sequence[int]) -> list[int]:
+    """Give descriptors numbers that the program needs least, where it may open so many; takes them over."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = soft == resource.RLIM_INFINITY
+    lowest = _LOW_DESCRIPTORS if unlimited else min(_LOW_DESCRIPTORS, max(soft - len(descriptors), 0))
+    moved = []
+    for descriptor in descriptors:
+        try:
+            moved.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest))
+        except OSError:  # none of them is free
+            moved.append(descriptor)
+        else:
+            os.close(descriptor)
+    return moved
+
+
+def _pieces(memory: Owned) -> _Pieces:
+    """Return memory that is not closed, as what this device has made of it."""
     if memory.handle and isinstance(memory, _Pieces):
-        return memory.handles
+        return memory
     raise DriverError(f"use of {memory.what}", INVALID_VALUE, "it is not memory of a CUDA device")
 
 

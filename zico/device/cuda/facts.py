@@ -75,6 +75,7 @@ OLDEST_DRIVER = 12000
 """``cuDriverGetVersion`` of the oldest driver that works: the 12.0 functions of the stream memory operations."""
 
 _NAME_BYTES = 256
+_PART = " MIG "  # in the driver's name of a part of a GPU, such as "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
 _ATTRIBUTE = "CU_DEVICE_ATTRIBUTE_"
 
 
@@ -127,7 +128,18 @@ def device_uuids(api: object | None = None) -> list[str]:
 
 
 def _uuid(call: Calls, device: Any) -> str:  # noqa: ANN401 - a CUdevice
-    return f"GPU-{uuid.UUID(bytes=bytes(call('cuDeviceGetUuid', device).bytes))}"
+    """Return what names a device, or a part of one (MIG), in every process.
+
+    In bindings for CUDA 12 ``cuDeviceGetUuid`` says of a part which GPU it is of, and ``_v2`` its own
+    UUID. Those for 13 have the latter under the former's name.
+    """
+    function = "cuDeviceGetUuid_v2" if hasattr(call.api, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    kind = "MIG" if _PART in f"{_name(call, device)} " else "GPU"
+    return f"{kind}-{uuid.UUID(bytes=bytes(call(function, device).bytes))}"
+
+
+def _name(call: Calls, device: Any) -> str:  # noqa: ANN401 - a CUdevice
+    return str(call("cuDeviceGetName", _NAME_BYTES, device).split(b"\0")[0].decode(errors="replace"))
 
 
 def probe(ordinal: int, api: object | None = None) -> DeviceFacts:
@@ -151,7 +163,7 @@ def probe(ordinal: int, api: object | None = None) -> DeviceFacts:
     return DeviceFacts(
         ordinal=ordinal,
         count=count,
-        name=call("cuDeviceGetName", _NAME_BYTES, device).split(b"\0")[0].decode(errors="replace"),
+        name=_name(call, device),
         uuid=_uuid(call, device),
         driver_version=int(call("cuDriverGetVersion")),
         compute_capability=(ask("COMPUTE_CAPABILITY_MAJOR"), ask("COMPUTE_CAPABILITY_MINOR")),
@@ -196,13 +208,19 @@ def require(ordinal: int, api: object | None = None) -> DeviceFacts:
 
 
 def properties(call: Calls, ordinal: int) -> Any:  # noqa: ANN401 - a CUmemAllocationProp
-    """Describe memory of a device that can be exported as a file descriptor."""
+    """Describe memory of a device that can be exported as a file descriptor, and registered for RDMA where it can.
+
+    Libraries register tensors with network cards (NCCL, UCX). Memory that was created without the
+    flag is refused there.
+    """
     api = call.api
     wanted = api.CUmemAllocationProp()
     wanted.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     wanted.requestedHandleTypes = api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     wanted.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     wanted.location.id = ordinal
+    if _asker(call, call("cuDeviceGet", ordinal))("GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"):
+        wanted.allocFlags.gpuDirectRDMACapable = 1
     return wanted
 
 

@@ -44,10 +44,12 @@ from zico.heap.layout import (
     tick,
 )
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
+from zico.pool import waiting
 from zico.pool.deaths import reap_dead
 from zico.pool.fences import NO_FENCE, at, counters_of, fence_of, has_passed, issued_of, pair_of, slot_in, value_in
-from zico.pool.layout import NOBODY, STREAMS
+from zico.pool.layout import NOBODY, STREAMS, header_of
 from zico.pool.living import broker_is_gone
+from zico.pool.mutex import lock, unlock
 from zico.trace import ring
 from zico.trace.events import NO_NAME
 
@@ -473,21 +475,64 @@ def wait_for(heap: HeapRecord, stream: int, fence: int) -> int:
     return int(done)
 
 
-# -- the end ---------------------------------------------------------------------------------------
+# -- for others, while the job makes no call -------------------------------------------------------
+
+
+@entry(HEAP)
+def mark_for_others(heap: HeapRecord) -> None:
+    """Put the marks that are due, for who has begun to wait since the job's last call. Not while a graph is captured.
+
+    A capture could begin between the question whether a stream captures and the mark on it.
+    """
+    keep_out_of_line()
+    private_lock(heap.mutex_address)
+    if heap.streams.unmarked_bytes > 0 and heap.streams.capturing == 0:
+        streams.keep_up(heap)
+    private_unlock(heap.mutex_address)
 
 
 @entry(HEAP)
 def supervise(heap: HeapRecord) -> None:
     """Let no stream wait for what never comes: for marks of this job's, if its context is lost, or of dead jobs.
 
-    For a thread of the job's that calls this over and over. The dead are the broker's, while there
-    is one.
+    Does nothing before the next look is due. The dead are the broker's, while there is one.
     """
+    keep_out_of_line()
     private_lock(heap.mutex_address)
-    streams.look(heap)
+    has_looked = streams.look(heap)
     private_unlock(heap.mutex_address)
-    if broker_is_gone(pool_of(heap)):
+    if has_looked and broker_is_gone(pool_of(heap)):
         reap_dead(pool_of(heap))
+
+
+@entry(HEAP)
+def keep_marked(heap: HeapRecord) -> None:
+    """Put marks whenever somebody waits for them, and supervise waits, until ``stop_keeping``.
+
+    For a thread of its own, without the GIL.
+    """
+    keep_out_of_line()
+    while heap.streams.keeps_marked != 0:
+        word = header_of(pool_of(heap)).marks_asked
+        mark_for_others(heap)
+        supervise(heap)
+        waiting.sleep_until_marks_are_asked(pool_of(heap), word)
+
+
+@entry(HEAP)
+def stop_keeping(heap: HeapRecord) -> None:
+    """Let ``keep_marked`` end; afterwards it puts no mark any more."""
+    keep_out_of_line()
+    private_lock(heap.mutex_address)  # a mark that is being put is there afterwards
+    heap.streams.keeps_marked = 0
+    private_unlock(heap.mutex_address)
+    lock(pool_of(heap))
+    waiting.change_marks_asked(pool_of(heap))
+    unlock(pool_of(heap))
+    waiting.wake_markers(pool_of(heap))
+
+
+# -- the end ---------------------------------------------------------------------------------------
 
 
 @entry(HEAP)

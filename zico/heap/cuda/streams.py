@@ -10,11 +10,15 @@ Theory of operation
     freed since the last, or at once while anybody waits for memory; further before this job waits
     itself, at its boundaries, and when it leaves.
 
-    A job that is alone in its pool marks for nobody but itself. Its first stream is marked every
-    ``alone_bytes``, or when half of the free memory is unmarked, whichever comes first. Its other
-    streams are marked as ever: a stream that was destroyed must not be marked, and only the first
-    one is taken to last. Each allocation marks what has become due: others have come or wait, or
-    free memory has become scarce.
+    While nobody waits, the first stream is marked every ``beside_bytes``, or ``alone_bytes`` where
+    no other job is there. It is marked earlier when this job's share of half of the free memory is
+    unmarked. So half of what is free has marks, whatever the number of jobs. Other streams are
+    marked at every release: a stream that was destroyed must not be marked, and only the first one
+    is taken to last. Each allocation marks what has become due: others have come or wait, or free
+    memory has become scarce.
+
+    A thread of the job puts the marks for who begins to wait while the job's other threads make no
+    call (``zico.heap.cuda.on_stream.keep_marked``). Who waits wakes it.
 
     When all slots are taken, a further stream takes one over. It waits on the device for all that
     the old stream was given, so a slot's order goes on from stream to stream. A slot is *idle* if
@@ -30,7 +34,7 @@ Theory of operation
     A kernel that faults takes its context along: the driver refuses every call from then on. The
     marks that were on the device never come, and other jobs' streams may wait for them. So the
     first refusal that says so, of whatever call, lets all of the job's marks come (``is_lost_by``).
-    A thread of the job looks where no call is made (``zico.job.device_timeline``). From then on
+    The thread that puts marks looks where no call is made. From then on
     marks come at once, nothing is waited for, and what the job frees goes back to the pool. It is
     given nothing more: each request brings the framework's own error.
 
@@ -42,14 +46,13 @@ Guarantees
     7. A wait on the device ends without anybody's processor: streams wait only for marks that are
        already on their streams, and those only for what was there before; so in the order of time
        nothing waits for anything later.
-    Two jobs with the default spacing of 0 bytes mark every release before it is seen. Nobody waits
-    for a mark that has yet to be put on a stream, but for what a job freed while it was alone.
+    Who waits for a mark that has yet to be put on a stream waits for one wakening of a thread, if
+    the marking job's process runs and its stream takes marks.
 
 Known limitations
-    A job that frees less than its spacing and then allocates nothing more (at a prompt, in a long
-    operation) keeps at most so many bytes a stream from others who begin to wait only after that,
-    until its next call. By default that is what it freed while it was alone: at most 1 GiB, and at
-    most half of what was free then.
+    A job whose process is stopped, or whose first stream captures, keeps what it has freed without a
+    mark from others until it goes on: at most ``beside_bytes`` (what it freed while it was alone:
+    ``alone_bytes``), and at most its share of half of what was free at its last call.
     A tensor is freed behind the whole device if a stream that it was used on (``record_stream``)
     has lost its slot meanwhile. Slots without such tensors are taken over first.
     Where more streams than slots take turns, a turn costs a mark and a wait.
@@ -247,12 +250,12 @@ def _pass_mark(heap: HeapRecord, slot: int) -> None:
 
 
 @inlined
-def _is_alone(pool: Member) -> bool:
-    """Tell whether no other job is in the pool."""
+def _jobs_in(pool: Member) -> int:
+    """Count the jobs in the pool."""
+    n = 0
     for j in range(header_of(pool).places):
-        if j != pool.job and job_at(pool, j).state != EMPTY:
-            return False
-    return True
+        n += int(job_at(pool, j).state != EMPTY)
+    return n
 
 
 @compiled
@@ -262,10 +265,12 @@ def _due_bytes(heap: HeapRecord, slot: int) -> int:
     header = header_of(pool)
     if header.waiters > 0 or header.boundary_waiters > 0:
         return 0
-    if slot != MAIN or not _is_alone(pool):
+    if slot != MAIN:
         return heap.streams.spacing_bytes
+    jobs = max(_jobs_in(pool), 1)
+    most = heap.streams.alone_bytes if jobs == 1 else heap.streams.beside_bytes
     free_bytes = (header.budget_regions - header.granted) << heap.pool_shift
-    return max(heap.streams.spacing_bytes, min(heap.streams.alone_bytes, free_bytes >> 1))
+    return max(heap.streams.spacing_bytes, min(most, free_bytes // (2 * jobs)))
 
 
 @compiled
@@ -433,19 +438,20 @@ def is_lost_by(heap: HeapRecord, status: int) -> bool:
 
 
 @compiled
-def look(heap: HeapRecord) -> None:
+def look(heap: HeapRecord) -> bool:
     """Ask the device whether this process's context is lost, where none of its marks has come since the last look.
 
-    The device is not asked while it moves on, nor for a job whose marks have all come and that owes none.
+    The device is not asked while it moves on, nor for a job whose marks have all come. Tells whether
+    it was time for a look.
     """
     keep_out_of_line()
     pool = pool_of(heap)
     now_ns = monotonic_ns()
     if now_ns - heap.streams.looked_ns < heap.streams.look_ns or heap.streams.look_address == 0:
-        return
+        return False
     stands_still = heap.streams.looked_ns > 0
     heap.streams.looked_ns = now_ns
-    is_behind = heap.streams.unmarked_bytes > 0 and not _is_alone(pool)  # alone it marks seldom, and nobody waits
+    is_behind = False
     reached = 0
     for slot in range(heap.streams.n):
         pair = pair_of(pool.job, slot)
@@ -456,3 +462,4 @@ def look(heap: HeapRecord) -> None:
     heap.streams.reached = reached
     if stands_still and heap.streams.lost == 0:
         is_lost_by(heap, call(heap.streams.look_address, (heap.streams.context_address,)) & _STATUS)
+    return True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import os
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,16 +30,23 @@ from zico.heap.layout import (
 from zico.pool.layout import NOBODY, STREAMS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zico.heap.build import Heap
 
 ALONE_BYTES = 8 * GIB
 """Freed between two marks while nobody else is there. Then steps of known models have at most 20 marks, and often
 half of the free memory is less (benchmarks/results/marks.md)."""
-LOOK_NS = 400_000_000
-"""Less than between two looks of the supervisor's. So a neighbour that waits for a lost job waits some two seconds."""
+LOOK_NS = 500_000_000
+"""The first look after a fault sees that nothing moves, the second one asks, and the third one is answered."""
 SETTLE_NS = 1_000_000_000
 """No manual says that a copy ends which a copy engine is in the midst of when a kernel of its context faults. In this
 time one has moved 25 GB over PCIe 4.0 x16, and a TB in the device's memory."""
+BESIDE_BYTES = GIB
+"""The same beside other jobs: a fifth of the marks or fewer, and no more than so much of a stopped job's memory is kept
+from others (benchmarks/results/marks.md)."""
+STOP_S = 10.0
+"""How long the end of a process waits for the thread that puts marks: the driver may not answer any more."""
 SIDE_STREAMS = STREAMS - 1
 """Streams that have an arena of their own: all that have slots, but the first."""
 
@@ -60,6 +70,9 @@ class Timeline:
     another stream."""
     alone_bytes: int = ALONE_BYTES
     """The same on the first stream while no other job is there, where it is more; at most half of
+    what is free."""
+    beside_bytes: int = BESIDE_BYTES
+    """The same while others are there and none of them waits; at most this job's share of half of
     what is free."""
     scrub_address: int = 0
     """``scrub(context, stream, address, bytes)``: let the stream zero a region. 0: the device cannot."""
@@ -107,6 +120,7 @@ def fill(heap: Heap, timeline: Timeline) -> None:
     record["streams"]["alone_bytes"] = timeline.alone_bytes
     for field in ("look_address", "look_ns", "settle_ns"):
         record["streams"][field] = getattr(timeline, field)
+    record["streams"]["beside_bytes"] = timeline.beside_bytes
     record["captures"]["graph_pools_address"] = heap.zeros(GRAPH_POOL, MAX_GRAPH_POOLS).ctypes.data
     record["captures"]["pieces_address"] = heap.zeros(PIECE, MAX_PIECES).ctypes.data
     record["captures"]["stream"] = timeline.capture_stream
@@ -131,3 +145,30 @@ def _fill_next_tier(heap: Heap) -> None:
     heap.pinned_handles = heap.zeros(np.dtype("u8"), len(heap.slots))
     heap.record[0]["spill"]["pinned_address"] = heap.pinned_handles.ctypes.data
     heap.back_with(overflow=backing.overflow, retire=backing.retire)
+
+
+def keep_marked(heap: Heap) -> Callable[[], None]:
+    """Start the job's supervisor: it puts marks for who waits while the job makes no call, and looks after waits.
+
+    Returns what ends it.
+
+    It imports nothing and compiles nothing, as the planning thread, and ends before the driver does.
+    """
+    from zico.heap.cuda import on_stream
+
+    record = heap.record[0]
+    on_stream.keep_marked(record)  # loads what the thread calls, and ends at once
+    record["streams"]["keeps_marked"] = 1
+    thread = threading.Thread(target=on_stream.keep_marked, args=(record,), name="zico-marks", daemon=True)
+    thread.start()
+    pid = os.getpid()
+
+    def stop() -> None:
+        atexit.unregister(stop)
+        if os.getpid() != pid:  # a forked child has neither the thread nor the device
+            return
+        on_stream.stop_keeping(record)
+        thread.join(STOP_S)
+
+    atexit.register(stop)
+    return stop

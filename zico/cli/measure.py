@@ -1,0 +1,211 @@
+"""``zico fit --measure``: does sharing pay for these jobs on this device? They run alone, then together."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from rich import box
+from rich.table import Table
+
+from zico.base.errors import ConfigError
+from zico.base.settings import HOST, Setting, kind_of
+from zico.base.units import format_bytes
+from zico.cli.options import settings_with
+from zico.launch.jobs import split_commands
+from zico.launch.measuring import measure
+from zico.launch.pools import Target
+from zico.report.console import TextConsole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from zico.base.settings import Settings
+    from zico.launch.jobs import Command
+    from zico.launch.measuring import Speed
+
+SCHEMA = "zico.fit.measured.v1"
+PAYS, DOES_NOT_PAY = range(2)
+"""Exit codes."""
+LEAST_GAIN = 1.05
+"""From this gain on sharing pays: less is within what runs of some seconds differ by."""
+MUCH_WAITING = 0.1
+SECONDS, DEADLINE_S = 10.0, 600.0
+MOST_S = 86_400.0
+SERIAL = "serial"
+
+
+class Way(msgspec.Struct, frozen=True):
+    """One way in which the jobs ran together."""
+
+    options: str
+    """Of ``zico run``, beyond those that were given."""
+    gain: float
+    """What the jobs do together over one after the other."""
+    iterations_per_s: list[float]
+    waited: list[float]
+    """Share of the time in which each job waited, for memory or for its turn."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What ``--json`` prints."""
+
+    device: str
+    budget_bytes: int
+    policy: str
+    seconds: float
+    jobs: list[str]
+    alone_per_s: list[float]
+    ways: list[Way]
+    pays: bool
+    advice: str
+    schema_version: str = SCHEMA
+
+
+def run_measured(
+    texts: Sequence[str], words: Sequence[str], *, mps: bool, seconds: float, deadline_s: float, as_json: bool
+) -> int:
+    """Measure the commands, print the figures, and return the exit code.
+
+    Args:
+        texts: The commands.
+        words: Options of a pool.
+        mps: Measure under MPS as well.
+        seconds: How long iterations are counted in each run.
+        deadline_s: How long each run may take.
+        as_json: Print JSON.
+
+    Raises:
+        ConfigError: There are fewer than two commands, or an option does not suit the device.
+        CommandError: A job could not be measured.
+    """
+    commands = split_commands(texts, ())
+    if len(commands) == 1:
+        raise ConfigError("--measure: one command shares with nobody: give two or more, the same one twice if you like")
+    settings = settings_with(words, n_jobs=len(commands))
+    if mps and kind_of(settings.device.value) == HOST:
+        raise ConfigError("--mps: jobs share the host without it: give --device cuda:0, or leave it out")
+    settings = dataclasses.replace(settings, mps=Setting(value=False, origin="--measure"))
+    found = _measured(commands, settings, mps=mps, seconds=seconds, deadline_s=deadline_s)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        _show(found)
+    return PAYS if found.pays else DOES_NOT_PAY
+
+
+def _measured(
+    commands: Sequence[Command], settings: Settings, *, mps: bool, seconds: float, deadline_s: float
+) -> Measured:
+    """Run the jobs alone, then together in each way that may be best."""
+
+    def speeds(which: Sequence[Command], how: str, chosen: Settings) -> dict[str, Speed]:
+        _tell(f"{', '.join(command.name for command in which)} {how}")
+        return measure(which, Target(chosen), seconds, deadline_s, _tell)
+
+    alone: dict[str, Speed] = {}
+    of_argv: dict[tuple[str, ...], Speed] = {}
+    for command in commands:
+        if command.argv not in of_argv:
+            of_argv[command.argv] = speeds([command], "alone", settings)[command.name]
+        alone[command.name] = of_argv[command.argv]
+    ways = [_way("", speeds(commands, "together", settings), alone)]
+    under_mps = dataclasses.replace(settings, mps=Setting(value=True, origin="--mps"))
+    if mps:
+        ways.append(_way("--mps", speeds(commands, "together under MPS", under_mps), alone))
+    if _best(ways).gain < LEAST_GAIN and settings.policy.value != SERIAL:
+        in_turn = dataclasses.replace(settings, policy=Setting(SERIAL, "--measure"))
+        ways.append(_way(f"--policy {SERIAL}", speeds(commands, "together, one iteration at a time", in_turn), alone))
+    best = _best(ways)
+    return Measured(
+        device=settings.device.value,
+        budget_bytes=settings.budget_bytes.value,
+        policy=settings.policy.value,
+        seconds=seconds,
+        jobs=[command.name for command in commands],
+        alone_per_s=[alone[command.name].iterations_per_s for command in commands],
+        ways=ways,
+        pays=best.gain >= LEAST_GAIN,
+        advice=advice(ways, settings.policy.value, on_gpu=kind_of(settings.device.value) != HOST, mps=mps),
+    )
+
+
+def _tell(text: str) -> None:
+    click.echo(f"zico: {text}", err=True)
+
+
+def _way(options: str, together: Mapping[str, Speed], alone: Mapping[str, Speed]) -> Way:
+    return Way(
+        options,
+        sum(speed.iterations_per_s / alone[name].iterations_per_s for name, speed in together.items()),
+        [speed.iterations_per_s for speed in together.values()],
+        [speed.waited for speed in together.values()],
+    )
+
+
+def _best(ways: Sequence[Way]) -> Way:
+    return max(ways, key=lambda way: way.gain)
+
+
+def advice(ways: Sequence[Way], policy: str, *, on_gpu: bool, mps: bool) -> str:
+    """Return in a sentence or two what to do.
+
+    Args:
+        ways: In which the jobs ran together, the first one by the policy.
+        policy: The policy.
+        on_gpu: The device is one.
+        mps: MPS was measured.
+    """
+    best, waited = _best(ways), 0.0 if policy == SERIAL else max(ways[0].waited)
+    said = f"zico run {best.options}".strip()
+    if best.gain >= LEAST_GAIN:
+        text = (
+            f"run them together ({said}): one alone leaves a part of the device idle, and together they do "
+            f"{best.gain:.2f} times what one after the other does"
+        )
+    else:
+        reason = "" if waited >= MUCH_WAITING else "one job keeps the device busy, and "
+        text = (
+            f"run them one after the other: {reason}the fastest way together ({said}) does {best.gain:.2f} times "
+            "as much in the same time"
+        )
+    if waited >= MUCH_WAITING:
+        text += f"; a job waited {waited:.0%} of the time, which a larger --budget may shorten"
+    if on_gpu and not mps and has_mps():
+        text += "; with --mps overlapping kernels are measured, too"
+    return text
+
+
+def has_mps() -> bool:
+    """Tell whether ``--mps`` works here."""
+    from zico.base.mps import CONTROL
+
+    return shutil.which(CONTROL) is not None
+
+
+def _show(found: Measured) -> None:
+    console = TextConsole()
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
+    titles = [f"together {way.options}".strip() for way in found.ways]
+    for title in ("job", "alone", *titles):
+        table.add_column(title, no_wrap=True, justify="left" if title == "job" else "right")
+    for number, (name, rate) in enumerate(zip(found.jobs, found.alone_per_s, strict=True)):
+        table.add_row(name, f"{rate:.2f} it/s", *(_cell(way, number) for way in found.ways))
+    table.add_row("over one after the other", "1.00", *(f"{way.gain:.2f}" for way in found.ways))
+    console.print(table)
+    console.print(
+        f"device {found.device}, budget {format_bytes(found.budget_bytes)}, policy {found.policy}",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(found.advice, markup=False, soft_wrap=True)
+    sys.stdout.flush()
+
+
+def _cell(way: Way, number: int) -> str:
+    waited = way.waited[number]
+    return f"{way.iterations_per_s[number]:.2f} it/s" + (f", waits {waited:.0%}" if waited >= MUCH_WAITING else "")
