@@ -52,6 +52,7 @@ class Allocator:
         self._block = cupy.cuda.memory.CFunctionAllocatorMemory  # as CFunctionAllocator, but each with its own stream
         self._current_stream = cupy.cuda.get_current_stream
         self._current_device = cupy.cuda.runtime.getDevice
+        self._runtime_error = cupy.cuda.runtime.CUDARuntimeError
         self._elsewhere = cupy.get_default_memory_pool().malloc
         self._ordinal = joined.pool.driver.facts.ordinal  # type: ignore[attr-defined]  # a CUDA device's driver
         self._hooks = python_hooks
@@ -62,6 +63,7 @@ class Allocator:
 
         Raises:
             OutOfMemoryError: CuPy's own: the budget can never hold it.
+            CUDARuntimeError: CuPy's own: the context is lost.
         """
         if self._current_device() != self._ordinal:
             return self._elsewhere(size_bytes)
@@ -74,11 +76,14 @@ class Allocator:
             self._streams.setdefault(handle, stream)
         block = self._block(size_bytes, handle, allocate.address, hooks.free.address, self._ordinal)
         if block.ptr == 0 and size_bytes > 0:
-            raise self._out_of_memory(size_bytes)
+            raise self._refusal(size_bytes)
         return self._memory.MemoryPointer(block, 0)
 
-    def _out_of_memory(self, size_bytes: int) -> Exception:
+    def _refusal(self, size_bytes: int) -> Exception:
         joined = self._session
+        if joined.lost_status:
+            lost: Exception = self._runtime_error(joined.lost_status)
+            return lost
         region_bytes = joined.pool.region_bytes
         held_bytes = int(joined.record["held"]) * region_bytes
         budget_bytes = int(joined.pool.header["budget_regions"]) * region_bytes

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 INTERFACE_VERSION = 1
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+_LOST = "an earlier kernel has failed, and the context is lost with it: end the process"
 
 _allocate = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)(
     python_hooks.allocate_for_all.address
@@ -50,11 +51,13 @@ class PoolMemoryManager(driver.NumbaCUDAMemoryManager):  # type: ignore[misc]  #
         """Return memory that any stream may use at once; waits for it.
 
         Raises:
-            CudaAPIError: Numba's own, out of memory: the budget can never hold it.
+            CudaAPIError: Numba's own: the budget can never hold it, or the context is lost.
         """
         if not self._is_pools or size <= 0:
             return super().memalloc(size)
         address = _allocate(python_hooks.LEGACY_STREAM, size, 0)
+        if address == 0 and self._session.lost_status:
+            raise driver.CudaAPIError(self._session.lost_status, _LOST)
         if address == 0:
             raise driver.CudaAPIError(_OUT_OF_MEMORY, self._why_not(size))
         finalizer = _freeing(self.allocations, self._frees, address)

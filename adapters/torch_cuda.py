@@ -22,7 +22,7 @@ from numba import types
 from numba.extending import intrinsic
 from zico.adapters import torch_graphs, torch_trees
 
-from zico.base.compiled import callback, inlined, record_at, symbol_address
+from zico.base.compiled import call, callback, inlined, record_at, symbol_address
 from zico.base.errors import HookError
 from zico.base.records import I8, Numbers, Record, dtype_of
 from zico.base.saying import inform
@@ -57,6 +57,7 @@ def enable(joined: Session) -> None:
     refusal = OTHER_DEVICE.format(ordinal=facts.ordinal, uuid=facts.uuid)
     others = hooks.OTHERS_RECORD[0]
     others["out_of_memory"] = prepare(torch)
+    others["lost"] = prepare_lost(torch)
     others["device"] = facts.ordinal
     others["refuse"] = prepare_refusals(torch, (refusal, torch_graphs.SECOND_CAPTURE, torch_graphs.TOO_MANY))
     core, memory = torch._C, torch.cuda.memory  # noqa: SLF001 - the only door
@@ -108,6 +109,9 @@ def enable(joined: Session) -> None:
 #     No Python runs, so the GIL may be held or not. Where PyTorch's libraries lack a symbol,
 #     ``prepare`` and ``prepare_refusals`` say so and nothing has been changed.
 
+_CHECK = "_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_jb"
+"""``c10_cuda_check_implementation(status, file, function, line, device_assertions)`` throws what PyTorch throws for a
+status, since its own checks call it. Read in the build of PyTorch 2.11 for CUDA 13."""
 _CONSTRUCTOR = "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 """The one that constructors of derived classes call."""
 _TYPE_INFO, _TABLE = "_ZTIN3c10{}E", "_ZTVN3c10{}E"
@@ -135,6 +139,7 @@ class Raiser(Record):
     throw: I8  # __cxa_throw
     type_info: I8
     functions_address: I8  # the exception's first word
+    check: I8  # throws what PyTorch does for a status of CUDA's, 0: this build has no such function
     location: Annotated[Numbers, "i8", (3,)]  # c10::SourceLocation: function, file, line
     text: Annotated[Numbers, "i8", (4,)]  # std::string of the C++11 ABI: address, length, capacity
     text_bytes_address: I8
@@ -231,6 +236,26 @@ def raise_out_of_memory(requested_bytes: int, held_bytes: int, most_bytes: int) 
 def raise_refusal(which: int) -> None:
     """Throw ``c10::Error`` with one of the texts given to ``prepare_refusals``. Never returns."""
     _raise(record_at(_raiser_address() + (1 + which) * _RAISER_BYTES, RAISER))
+
+
+@callback(types.void(types.int64))
+def raise_lost(status: int) -> None:
+    """Throw what PyTorch's own checks throw for a status of CUDA's through the caller. Never returns."""
+    raiser = record_at(_raiser_address(), RAISER)
+    call(raiser.check, (status, raiser.location[1], raiser.location[0], 0, 0))
+
+
+def prepare_lost(torch: Any) -> int:  # noqa: ANN401 - the module
+    """Find PyTorch's check; returns the address of ``raise_lost``, 0 where this build has none.
+
+    A lost context's status is the same number in CUDA's runtime, whose statuses PyTorch checks.
+    """
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10_cuda.so"))
+        RAISERS[0]["check"] = address_in(library, _CHECK)
+    except (OSError, ValueError):
+        return 0
+    return int(raise_lost.address)
 
 
 def prepare(torch: Any) -> int:  # noqa: ANN401 - the module

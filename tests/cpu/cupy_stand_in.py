@@ -39,6 +39,15 @@ class FullError(MemoryError):
         super().__init__(f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes, limit {limit:,}")
 
 
+class FailedError(RuntimeError):
+    """Stands in for ``CUDARuntimeError``."""
+
+    def __init__(self, status: int) -> None:
+        """Keep the status."""
+        super().__init__(f"status {status}")
+        self.status = status
+
+
 class Stream:
     """A stream that is but a handle."""
 
@@ -56,7 +65,7 @@ def stand_in() -> SimpleNamespace:
     used = []
     cuda = SimpleNamespace(
         memory=memory,
-        runtime=SimpleNamespace(),
+        runtime=SimpleNamespace(CUDARuntimeError=FailedError),
         Stream=type("Stream", (Stream,), {}),
         ExternalStream=type("ExternalStream", (Stream,), {}),
         set_allocator=lambda allocator=None: used.append(allocator),

@@ -66,11 +66,21 @@ def test_an_open_connection_holds_until_it_closes(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.usefixtures("no_library")
 def test_a_deadline_ends_every_hold() -> None:
-    """Invariant 7: the regions come back before a job that waits for them goes to the next tier."""
+    """Invariant 7: the regions come back before a job that waits for them goes to the next tier; contexts may live."""
     job = dead(is_open=True)
-    assert not Contexts(UUID).has_ended(job, MIB, DIED_NS + LINGER_NS - 1)
-    assert Contexts(UUID).has_ended(job, MIB, DIED_NS + LINGER_NS)
+    assert not job.is_late(DIED_NS + LINGER_NS - 1)
+    assert job.is_late(DIED_NS + LINGER_NS)
+    assert not Contexts(UUID).has_ended(job, MIB, DIED_NS + LINGER_NS)
     assert LINGER_NS < STUCK_BESIDE_RUNNING_NS
+
+
+@pytest.mark.usefixtures("no_library")
+def test_a_daemon_that_does_not_tell_holds_no_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where MPS never answers, a job's place is free after the deadline, else a daemon ran out of them."""
+    contexts, job = Contexts(UUID, tmp_path), dead()
+    monkeypatch.setattr(contexts._mps, "_answer", lambda _asked_ns: None)
+    assert not contexts.has_ended(job, MIB, DIED_NS + LINGER_NS - 1)
+    assert contexts.has_ended(job, MIB, DIED_NS + LINGER_NS)
 
 
 def test_a_process_that_the_driver_lists_holds(library: Library) -> None:

@@ -24,6 +24,9 @@ WITHOUT_KERNELS = {"COMPUTE_CAPABILITY_MAJOR": 6}
 WORD_BYTES = 64
 """Between two counters, as the pool lays them out."""
 INVALID_HANDLE = 400
+ILLEGAL_ADDRESS = 700
+GLOBAL = 0
+"""CU_STREAM_CAPTURE_MODE_GLOBAL."""
 _FOUR = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 _ONE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
@@ -49,7 +52,7 @@ class Way:
         functions = self.timeline.functions
         self._context = functions.context_address
         self._mark, self._wait = _FOUR(functions.mark_address), _FOUR(functions.await_address)
-        self._synchronize = _ONE(functions.synchronize_address)
+        self._synchronize, self._look = _ONE(functions.synchronize_address), _ONE(functions.look_address)
         self.counters = functions.counters_address
         self._counters_here = int(member.member[0]["counters_address"])
 
@@ -64,6 +67,10 @@ class Way:
     def synchronize(self) -> int:
         """Wait for everything."""
         return self._synchronize(self._context) & 0xFFFFFFFF
+
+    def look(self) -> int:
+        """Ask by which status the context is lost."""
+        return self._look(self._context) & 0xFFFFFFFF
 
     def counter(self, word: int) -> int:
         """Return a counter as every process sees it."""
@@ -126,6 +133,30 @@ def test_what_the_driver_refuses_comes_back(way: Way) -> None:
     """A stream that is none is an answer for the heap, not the end of the process."""
     assert way.mark(0xBAD, 0, 1) == way.wait(0xBAD, 0, 1) == INVALID_HANDLE
     assert way.counter(0) == 0
+
+
+def test_a_look_tells_of_a_lost_context_alone(way: Way) -> None:
+    """A device that is busy, or has nothing to do, has not lost the context; a kernel that faulted has."""
+    with way.device.driver.create_stream() as stream:
+        assert [way.look() for _ in range(3)] == [0, 0, 0]
+        assert way.wait(stream.handle, 0, 1) == 0
+        way.device.twin.pause()
+        assert [way.look() for _ in range(3)] == [0, 0, 0]
+        way.device.twin.release()
+        assert way.mark(way.timeline.functions.capture_stream, 0, 1) == 0
+    way.device.twin.poison(int(way.device.twin.cuCtxGetCurrent()[1]), "ILLEGAL_ADDRESS")
+    assert way.look() == ILLEGAL_ADDRESS
+
+
+def test_a_look_spoils_no_capture(way: Way) -> None:
+    """Another thread may look while a stream captures in the strictest mode."""
+    twin = way.device.twin
+    with way.device.driver.create_stream() as stream:
+        twin.cuCtxSetCurrent(twin.cuDevicePrimaryCtxRetain(0)[1])
+        assert int(twin.cuStreamBeginCapture(stream.handle, GLOBAL)[0]) == 0
+        assert [result_in_thread(way.look) for _ in range(2)] == [0, 0]
+        assert int(twin.cuStreamEndCapture(stream.handle)[0]) == 0
+        twin.cuDevicePrimaryCtxRelease(0)
 
 
 def test_failure_of_every_driver_call_leaves_nothing_behind() -> None:

@@ -9,7 +9,7 @@ import pytest
 from device_jobs import DEADLINE_S, MIB, jobs
 from device_tenant import DeviceTenant, Tensor
 from harness import until
-from software_device import SoftwareDevice
+from software_device import INVALID_HANDLE, SoftwareDevice
 
 from zico.base.compiled import compiled
 from zico.heap import allocator
@@ -23,7 +23,7 @@ ALONE_BYTES = 8 * MIB
 @pytest.fixture
 def device() -> SoftwareDevice:
     """Make a device."""
-    return SoftwareDevice()
+    return SoftwareDevice(INVALID_HANDLE)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,7 +11,7 @@ from device_jobs import DEADLINE_S, MIB, jobs, make_device_pool, train_beside
 from hypothesis import settings
 from hypothesis.stateful import invariant
 from members import check_counters, counters, is_mapped, job_of, join
-from software_device import SoftwareDevice
+from software_device import INVALID_HANDLE, SoftwareDevice
 from timeline_machine import HeapTimelineMachine
 
 from zico.base.errors import ConfigError
@@ -86,7 +86,7 @@ TestIsolatedTimeline = IsolatedTimelineMachine.TestCase
 @pytest.fixture
 def device() -> SoftwareDevice:
     """Make a device."""
-    return SoftwareDevice()
+    return SoftwareDevice(INVALID_HANDLE)
 
 
 @pytest.fixture

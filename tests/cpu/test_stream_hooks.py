@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -97,6 +97,24 @@ def test_what_can_never_be_had_is_told_with_the_figures(heap: Heap) -> None:
     assert heard == [(64 * MIB, MIB, 4 * MIB)]
     free(held, MIB, 0, STREAM)
     assert live_bytes(heap) == 0
+
+
+def test_in_a_lost_context_the_drivers_status_is_the_answer(heap: Heap) -> None:
+    """No memory is given, nobody hears that it is out, and whoever raises for PyTorch is told the status."""
+    heard: list[Any] = []
+    full = ctypes.CFUNCTYPE(None, I64, I64, I64)(lambda *figures: heard.append(figures))
+    lost = ctypes.CFUNCTYPE(None, I64)(heard.append)
+    hooks.OTHERS_RECORD[0]["lost"] = ctypes.cast(lost, ctypes.c_void_p).value
+    heap.record[0]["streams"]["lost"] = 700
+    assert allocate(MIB, 0, STREAM) == 0
+    assert heard == [700]
+    out = np.zeros(1, np.int64)
+    assert mem_alloc_async(out.ctypes.data, MIB, STREAM) == 700
+    assert (int(out[0]), live_bytes(heap)) == (0, 0)
+    hooks.OTHERS_RECORD[0]["lost"] = 0
+    hooks.OTHERS_RECORD[0]["out_of_memory"] = ctypes.cast(full, ctypes.c_void_p).value
+    assert allocate(MIB, 0, STREAM) == 0
+    assert heard == [700, (MIB, 0, 4 * MIB)], "a build of PyTorch that has no check raises something"
 
 
 def test_a_request_for_another_device_is_refused(heap: Heap) -> None:

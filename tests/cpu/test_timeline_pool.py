@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +45,7 @@ class TimelineMachine(RuleBasedStateMachine):
         self.jobs: list[Job] = []
         self.dead: list[Job] = []
         self.buried: list[Job] = []
+        self.lingering: list[Job] = []
         self.uses: dict[int, list[Use]] = {r: [] for r in range(n)}
         self.before = counters(self.pool).copy()
 
@@ -54,6 +56,10 @@ class TimelineMachine(RuleBasedStateMachine):
         with self.stack:
             while self.buried:
                 self._reap(self.buried[0])
+            for job in self.lingering:
+                self.pool.settle_place(job.number, has_ended=False)
+                self._run_out(job)
+                self.pool.settle_place(job.number, has_ended=False)
             for job in self.jobs:
                 for slot in range(2):
                     if job.issued(slot) < self._last_fence(job, slot):
@@ -76,6 +82,7 @@ class TimelineMachine(RuleBasedStateMachine):
         if len(self.jobs) < 3:
             job = Job(self.stack.enter_context(join(self.pool)), self.device)
             self.jobs.append(job)
+            assert job.number not in [one.number for one in self.lingering], "its counters are not yet its own"
             for slot in range(2):
                 assert issued(self.pool)[job.number, slot] == counters(self.pool)[job.number, slot]
 
@@ -146,6 +153,34 @@ class TimelineMachine(RuleBasedStateMachine):
         """The rest of a dead job's device work is dropped, and its regions come back."""
         self._reap(self.buried[0])
 
+    @precondition(lambda self: self.buried and len(self.lingering) < 3)
+    @rule()
+    def deadline_passes(self) -> None:
+        """Invariants 5 and 7: regions come back and streams go on, though a dead job's context still sets counters."""
+        job = self.buried.pop(0)
+        self.lingering.append(job)
+        self.dead.append(job)
+        self.device.outlives(job.streams)
+        assert self.pool.reap(job.number, lingers=True) == len(job.held)
+
+    @precondition(lambda self: self.lingering)
+    @rule(has_ended=st.booleans())
+    def look_at_lingering(self, has_ended: bool) -> None:  # noqa: FBT001 - drawn
+        """The counters are set again at each look; the place is free when the context has ended."""
+        job = self.lingering[0]
+        if has_ended:
+            self.device.kill(job.streams)
+            self.lingering.remove(job)
+        self.pool.settle_place(job.number, has_ended=has_ended)
+        for slot in range(2):
+            assert issued(self.pool)[job.number, slot] == counters(self.pool)[job.number, slot]
+
+    def _run_out(self, job: Job) -> None:
+        """Let a dead job's device do the rest."""
+        for stream in job.streams:
+            while self.device.step(stream):
+                pass
+
     def _reap(self, job: Job) -> None:
         if job in self.buried:
             self.buried.remove(job)
@@ -171,11 +206,13 @@ class TimelineMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        """Invariants 1 and 2: every region has one owner or none, and no counter ever falls."""
+        """Invariants 1, 2 and 5: every region has one owner or none, and no counter falls of a place that has a job."""
         if not hasattr(self, "stack"):
             return
         check_counters(self.pool)
         now = counters(self.pool)
+        for job in self.lingering:
+            self.before[job.number] = now[job.number]
         assert (now >= self.before).all()
         self.before = now.copy()
         for job in self.jobs + self.buried:
@@ -518,3 +555,28 @@ def test_without_a_broker_a_dead_jobs_regions_come_back_after_a_while(pool: Pool
         deaths.reap_dead(b.member.member[0])
         assert waiting.patience_ns(b.member.member[0], 1) == waiting.STUCK_NS
         assert b.acquire(0, [NOBODY] * 4)[0] == GRANTED
+
+
+def test_late_marks_of_a_dead_job_strand_no_stream(pool: PoolTable) -> None:
+    """Invariants 5 and 7: a context that outlives the deadline sets counters back; each look sets them again.
+
+    Nobody gets the place meanwhile.
+    """
+    with joined(pool, 2) as (device, (a, b)):
+        a.acquire(0, [NOBODY] * 4)
+        a.mark(0)
+        a.release([0, 1, 2, 3])
+        assert b.acquire(0, [NOBODY] * 4)[0] == BEHIND
+        pool.jobs[a.number]["pid"] = ABSENT_PID
+        deaths.reap_dead(b.member.member[0])
+        pool.jobs[a.number]["died_ns"] -= deaths.LINGER_NS
+        deaths.reap_dead(b.member.member[0])
+        assert pool.jobs[a.number]["state"] == JobState.EMPTY
+        device.outlives(a.streams)
+        assert device.step(a.streams[0])
+        assert not device.step(b.streams[0]), "the first of two marks has set the counter back"
+        assert pool.join(os.getpid(), "c") != a.number
+        deaths.reap_dead(b.member.member[0])
+        assert device.step(b.streams[0])
+        pool.settle_place(a.number, has_ended=True)
+        assert pool.join(os.getpid(), "d") == a.number

@@ -12,7 +12,7 @@ import pytest
 from device_tenant import DeviceTenant
 from harness import until
 from members import check_counters, counters, fence, issued, job_of, join
-from software_device import SoftwareDevice
+from software_device import INVALID_HANDLE, SoftwareDevice
 
 from zico.pool import fences, mutex, regions
 from zico.pool.layout import NOBODY, STREAMS, JobState
@@ -42,7 +42,7 @@ def acquire(member: PoolTable, n: int) -> int:
 @pytest.fixture
 def device() -> SoftwareDevice:
     """Make a device."""
-    return SoftwareDevice()
+    return SoftwareDevice(INVALID_HANDLE)
 
 
 @contextlib.contextmanager

@@ -51,7 +51,14 @@ def session(place: Place) -> SimpleNamespace:
         free_and_total_bytes=place.heap.pool.free_and_total_bytes,
     )
     (job,) = (job for job in place.pool.jobs if job["pid"])
-    return SimpleNamespace(pool=pool, record=job)
+    return SimpleNamespace(pool=pool, record=job, lost_status=0)
+
+
+@pytest.fixture
+def lost(place: Place, session: SimpleNamespace) -> int:
+    """Let the context be lost by an illegal address."""
+    place.heap.record[0]["streams"]["lost"] = session.lost_status = 700
+    return 700
 
 
 @pytest.mark.parametrize("module", ["cupy", "numba.cuda"])
@@ -166,6 +173,13 @@ def test_too_much_is_cupys_own_error_with_the_figures(cupy: Cupy) -> None:
     assert (cupy.alloc(0).ptr, held.ptr != 0) == (0, True)
 
 
+def test_in_a_lost_context_cupy_raises_its_own_error(cupy: Cupy, lost: int) -> None:
+    """It is the driver's status, and says nothing of memory."""
+    with pytest.raises(cupy.module.cuda.runtime.CUDARuntimeError) as caught:
+        cupy.alloc(MIB)
+    assert caught.value.status == lost
+
+
 def test_a_program_may_choose_its_own_allocator(cupy: Cupy, capsys: pytest.CaptureFixture[str]) -> None:
     """It gets what it asked for, and one line says that its arrays are not in the pool."""
 
@@ -269,6 +283,13 @@ def test_too_much_is_numbas_own_error_with_the_figures(context: Any, driver: Any
     with pytest.raises(driver.CudaAPIError, match=f"{2 * BUDGET_BYTES} bytes.*hold {BUDGET_BYTES} bytes") as caught:
         context.memalloc(2 * BUDGET_BYTES)
     assert caught.value.code == 2
+
+
+def test_in_a_lost_context_numba_raises_its_own_error(context: Any, driver: Any, lost: int) -> None:  # noqa: ANN401
+    """It is the driver's status, and says nothing of a budget."""
+    with pytest.raises(driver.CudaAPIError, match="the context is lost") as caught:
+        context.memalloc(MIB)
+    assert caught.value.code == lost
 
 
 def test_free_memory_is_the_budgets(context: Any) -> None:  # noqa: ANN401

@@ -137,6 +137,19 @@ class Trainer:
         """Say how many marks the heap has put on streams."""
         return str(self._heap["streams"]["marks"])
 
+    def crash(self) -> str:
+        """Lose the context, as by a kernel that faults."""
+        self.twin.poison(int(self.twin.cuCtxGetCurrent()[1]), "ILLEGAL_ADDRESS")
+        return "crashed"
+
+    def lost(self) -> str:
+        """Say by which status Zico knows the context to be lost."""
+        return str(self.session.lost_status)
+
+    def place(self) -> str:
+        """Say which place in the pool this job has."""
+        return str(self.session.membership.job)
+
     def fork(self) -> str:
         """Let a forked child ask to join, and say what it is told."""
         reading, writing = os.pipe()

@@ -124,7 +124,7 @@ def leave(pool: Record, _array: Record, other: int, stop: int) -> None:
 def bury(pool: Record, _array: Record, other: int, stop: int) -> None:
     """Do the broker's work: reap a job."""
     stop_here(stop)
-    deaths.reap(pool, other)
+    deaths.reap(pool, other, 0)
     stop_here(stop)
 
 

@@ -139,6 +139,22 @@ def test_regions_are_taken_back_at_the_deadline_with_a_sentence() -> None:
     assert "its 6 MiB stay held until that ends, 0.3 s at most" in errors
 
 
+def test_a_place_is_given_away_only_when_its_context_has_ended() -> None:
+    """Invariant 5: a context that outlives the deadline may still set its job's counters, so nobody gets these."""
+
+    def place() -> str:
+        with Process(TRAINER, **broker.environ, ZICO_SOCKET=str(broker.socket), ZICO_JOB="b") as other:
+            assert other.line() == "joined"
+            return other.ask("place")
+
+    with started(QUICK) as broker, job_with_worker(broker, C_CODE) as (job, worker, _):
+        job.process.kill()
+        assert broker.status(lambda status: not status.jobs, within_s=8).granted_bytes == 0
+        assert place() == "1"
+        os.kill(worker, signal.SIGKILL)
+        assert place() == "0"
+
+
 def test_a_buried_jobs_place_is_not_given_away() -> None:
     """While its regions are kept, another job trains beside it; it gets all of the memory afterwards."""
     with started() as broker, job_with_worker(broker, C_CODE) as (job, worker, _):

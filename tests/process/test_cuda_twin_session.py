@@ -23,6 +23,10 @@ TRAINER = str(Path(__file__).with_name("cuda_twin_trainer.py"))
 WITHOUT_KERNELS = {"COMPUTE_CAPABILITY_MAJOR": 6}
 """The twin runs no PTX: marks and waits are stream operations, as on a device too old for Zico's kernels."""
 
+LOST_WITHIN_S = 10.0
+"""Three looks and the wait for copies take 2.5 s."""
+ILLEGAL_ADDRESS = "700"
+
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
@@ -116,6 +120,23 @@ def test_a_stream_that_waits_for_a_killed_job_goes_on_within_a_second(broker: Br
             first.process.kill()
             becomes(second, "is_done", "True", within_s=1.0)
         assert second.ask("look") == "2 2"
+
+
+def test_a_stream_that_waits_for_a_lost_context_goes_on_though_its_job_makes_no_call(broker: Broker) -> None:
+    """Invariant 7: a thread of the job at the prompt finds that its context is lost; the job gets nothing more."""
+    with trainer(broker, "b") as second, trainer(broker, "a") as first:
+        assert first.ask(f"alloc {N_REGIONS - 1} 1") == first.ask("alloc 1 1") == "allocated"
+        becomes(first, "is_done", "True")
+        assert first.ask("hold") == "held"
+        assert first.ask("free") == first.ask("free") == "freed"
+        assert second.ask(f"alloc {N_REGIONS} 2") == "allocated"
+        assert second.ask("is_done") == "False"
+        assert first.ask("crash") == "crashed"
+        becomes(second, "is_done", "True", within_s=LOST_WITHIN_S)
+        assert second.ask("look") == "2 2"
+        assert first.ask("lost") == ILLEGAL_ADDRESS
+        assert second.ask("free") == "freed"
+        assert first.ask("alloc 1 1") == "refused"
 
 
 def test_a_place_is_used_again_with_its_counters(broker: Broker) -> None:

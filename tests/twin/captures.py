@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MODE = real.CUstreamCaptureMode
 _GLOBAL, _RELAXED = int(_MODE.CU_STREAM_CAPTURE_MODE_GLOBAL), int(_MODE.CU_STREAM_CAPTURE_MODE_RELAXED)
-_FORBIDDEN = ("cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuStreamSynchronize")
+_FORBIDDEN = ("cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuStreamSynchronize", "cuStreamQuery")
 _STATUS = real.CUstreamCaptureStatus
 
 

@@ -32,6 +32,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuStreamWaitValue64_v2": (_POINTER, _U64, _U64, _U32),
     "cuStreamWriteValue64_v2": (_POINTER, _U64, _U64, _U32),
     "cuStreamSynchronize": (_POINTER,),
+    "cuStreamQuery": (_POINTER,),
     "cuStreamIsCapturing": (_POINTER, _POINTER),
     "cuThreadExchangeStreamCaptureMode": (_POINTER,),
     "cuLaunchKernel": (_POINTER, *([_U32] * 7), _POINTER, _POINTER, _POINTER),

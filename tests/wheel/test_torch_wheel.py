@@ -102,6 +102,18 @@ def test_more_than_there_is_raises_pytorchs_error(usual: dict[str, Any]) -> None
         assert re.search("1048576 MiB more .* may hold +64 MiB: raise --budget", text)
 
 
+def test_a_lost_context_raises_pytorchs_error(broker: Broker, note: dict[str, Any]) -> None:
+    """The error is the one that PyTorch's own checks raise for the status; what is freed goes back to the pool."""
+    ended = run("pool", broker, "lost")
+    note.setdefault("pool", {})["lost"] = found = ended["lost"]
+    name, text = found.pop("error")
+    assert name == "torch.AcceleratorError"
+    assert text.startswith("CUDA error: ")
+    assert found == {"left_bytes": 0, "held": 0}
+    assert (ended["exit"], ended["errors"]) == (0, "")
+    assert is_whole(broker)
+
+
 def test_cudnn_is_told_what_there_is(usual: dict[str, Any]) -> None:
     """PyTorch's question for the largest workspace has an answer: in a pool, what it can have without waiting."""
     largest_bytes = usual["cache_info"]["largest_bytes"]

@@ -40,6 +40,7 @@ SMALL = (100, ELEMENTS // 8)
 PAIRS = 1000
 LOOKS = 8
 CAPTURE_RELAXED = 2
+ILLEGAL_ADDRESS = 700
 LAYER_ELEMENTS = 4 * ELEMENTS
 FEW_LAYERS, MANY_LAYERS, MADE_LAYERS, ITERATIONS = 3, 8, 4, 8
 WRITTEN = 77.0
@@ -172,6 +173,17 @@ def out_of_memory() -> dict[str, Any]:
     found = {"error": error, "goes_on": bool((tensor.cpu() == 1).all())}
     del tensor
     return found | {"left_bytes": live_bytes() - before}
+
+
+def lost() -> dict[str, Any]:
+    """Ask for memory when Zico knows that the context is lost, as after a kernel that faults."""
+    joined = session.current()
+    assert joined is not None
+    tensor = torch.empty(ELEMENTS, device="cuda")
+    joined.heap.record[0]["streams"]["lost"] = ILLEGAL_ADDRESS
+    error = raised(lambda: torch.empty(ELEMENTS, device="cuda"))
+    del tensor
+    return {"error": error, "left_bytes": int(joined.record["live_bytes"]), "held": int(joined.record["held"])}
 
 
 def cache_info() -> dict[str, Any]:
@@ -880,6 +892,7 @@ CHECKS = {
         *(graphed_callable, second_capture, failed_capture, freed_in_capture, trees, compiled_trees),
         compiled_without,
         *(
+            lost,
             swap_queued,
             swap_planned,
             swap_made,

@@ -194,6 +194,14 @@ def _set_timespec(address: int, duration_ns: int) -> None:
 
 
 @inlined
+def sleep_for(duration_ns: int) -> None:
+    """Sleep for a time, or until a signal comes."""
+    timespec = _timespec_room()
+    _set_timespec(timespec, duration_ns)
+    _syscall(SYS_NANOSLEEP, timespec, 0, 0, 0, 0, 0)
+
+
+@inlined
 def mutex_owner(address: int) -> int:
     """Return the kernel's number of the thread inside a robust mutex, or 0; a glance, without a lock.
 

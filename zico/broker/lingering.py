@@ -9,7 +9,8 @@ happened:
 * NVIDIA's management library still lists the process. In a container it tells nothing.
 * An MPS server still lists the client. Such a server tears clients down in its own time.
 
-After ``LINGER_NS`` the regions are taken back all the same.
+After ``LINGER_NS`` the regions are taken back all the same. The job's place is not: the context may
+still set its counters (``zico.pool.deaths``).
 
 Known limitations: of a child that C code has forked and that closes the connection alone, only the
 second sign tells.
@@ -48,12 +49,15 @@ class _MpsList:
         self._thread: threading.Thread | None = None
         self._found: tuple[int, frozenset[int] | None] | None = None
 
-    def may_have(self, pid: int, since_ns: int, now_ns: int) -> bool:
-        """Tell whether a process may be a client still; asks again if no answer is younger than ``since_ns``."""
+    def may_have(self, pid: int, since_ns: int, now_ns: int, *, unless_told: bool) -> bool:
+        """Tell whether a process may be a client still; asks again if no answer is younger than ``since_ns``.
+
+        While there is no answer, it may be one if ``unless_told``.
+        """
         if self._found is None or self._found[0] < max(since_ns, now_ns - LOOK_NS):
             self._ask(now_ns)
         if self._found is None or self._found[0] < since_ns or self._found[1] is None:
-            return True
+            return unless_told
         return pid in self._found[1]
 
     def _ask(self, now_ns: int) -> None:
@@ -80,6 +84,12 @@ class Lingering:
     """What it said."""
     said: bool = False
     """Whether a line about it has been written."""
+    is_reaped: bool = False
+    """Whether its regions have been taken back, and only its place has not."""
+
+    def is_late(self, now_ns: int) -> bool:
+        """Tell whether its regions are to be taken back although its context has not been seen to end."""
+        return now_ns - self.died_ns >= LINGER_NS
 
 
 class Contexts:
@@ -91,26 +101,28 @@ class Contexts:
         self._mps = None if mps_pipes is None else _MpsList(mps_pipes)
 
     def has_ended(self, dead: Lingering, held_bytes: int, now_ns: int) -> bool:
-        """Tell whether a dead job's regions can be taken back; writes one line if that takes long."""
+        """Tell whether a dead job's context has ended, as far as can be seen; writes one line if that takes long.
+
+        An MPS daemon that does not tell holds nothing any more once the job is late.
+        """
         holder = self._holder(dead, now_ns)
-        if not holder:
-            return True
         age_ns = now_ns - dead.died_ns
-        if age_ns >= min(SAY_AFTER_NS, LINGER_NS) and not dead.said:
+        if holder and age_ns >= min(SAY_AFTER_NS, LINGER_NS) and not dead.said:
             dead.said = True
             _log.warning(
                 "%s (process %d) has ended, but %s, so its work on the GPU may go on: its %s stay held until that "
                 "ends, %g s at most",
                 *(dead.member.name, dead.member.pid, holder, format_bytes(held_bytes), LINGER_NS / 1e9),
             )
-        return age_ns >= LINGER_NS
+        return not holder
 
     def _holder(self, dead: Lingering, now_ns: int) -> str:
         """Return what still holds a dead job's context, as a part of a sentence; empty if nothing is seen to."""
         if dead.link.is_open:
             return "a process that it has forked has its files open"
-        if self._mps is not None and self._mps.may_have(dead.member.process.pid, dead.died_ns, now_ns):
+        pid, unless_told = dead.member.process.pid, not dead.is_late(now_ns)
+        if self._mps is not None and self._mps.may_have(pid, dead.died_ns, now_ns, unless_told=unless_told):
             return "the MPS server has it among its clients, or does not tell"
         if now_ns - dead.asked_ns >= LOOK_NS:
-            dead.asked_ns, dead.listed = now_ns, is_listed(self._identity, dead.member.process.pid)
+            dead.asked_ns, dead.listed = now_ns, is_listed(self._identity, pid)
         return "the driver lists its process" if dead.listed else ""

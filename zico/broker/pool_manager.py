@@ -476,13 +476,17 @@ class PoolManager:
         """Return what a member holds now."""
         return self._regions_bytes(self._table.jobs[member.job]["held"])
 
-    def reap(self, member: Member) -> None:
-        """Keep the member's last figures, free its regions and its place."""
+    def settle_place(self, member: Member, *, has_ended: bool) -> None:
+        """Look after the place of a member that was reaped while its context lingered."""
+        self._table.settle_place(member.job, has_ended=has_ended)
+
+    def reap(self, member: Member, *, lingers: bool = False) -> None:
+        """Keep the member's last figures, free its regions, and its place unless its context lingers."""
         now_ns = time.monotonic_ns()
         self._look(now_ns)
         if member.paging is not None:
             member.paging.end()
-        regions = self._table.reap(member.job)
+        regions = self._table.reap(member.job, lingers=lingers)
         _log.info("job %d (%s) is gone, %d regions came back", member.job, member.name, regions)
         self._ledger.depart(member, now_ns)
         try:

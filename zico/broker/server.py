@@ -116,12 +116,16 @@ class Server:
         if parent_pidfd is not None:
             self._watch(parent_pidfd, functools.partial(self._on_parent_death, parent_pidfd))
         try:
-            while not self._stops and not (self._is_orphan and not self._manager.members and not self._links):
+            while not self._stops and not (self._is_orphan and not self._is_needed()):
                 self._turn()
         finally:
             self._close()
 
     # -- the loop ----------------------------------------------------------------------------------
+
+    def _is_needed(self) -> bool:
+        """Tell whether there are members, or connections of anybody but of dead members' children."""
+        return bool(self._manager.members) or bool(self._links - {dead.link for dead in self._dead})
 
     def _turn(self) -> None:
         """Wait for the next event or time and deal with all that is due."""
@@ -386,12 +390,22 @@ class Server:
             self._reap(link, member)
 
     def _settle_dead(self, now_ns: int) -> None:
-        """Take back what dead members held whose contexts have ended. Members are looked at every ``SAMPLE_NS``."""
+        """Take back what dead members held whose contexts have ended, or had the time to; free ended ones' places.
+
+        Members are looked at every ``SAMPLE_NS``.
+        """
         for dead in list(self._dead):
             held_bytes = self._manager.held_bytes(dead.member)
-            if self._contexts is None or self._contexts.has_ended(dead, held_bytes, now_ns):
+            has_ended = self._contexts is None or self._contexts.has_ended(dead, held_bytes, now_ns)
+            if dead.is_reaped:
+                self._manager.settle_place(dead.member, has_ended=has_ended)
+            elif has_ended or dead.is_late(now_ns):
+                dead.is_reaped = True
+                self._manager.reap(dead.member, lingers=not has_ended)
+            if has_ended:
                 self._dead.remove(dead)
-                self._reap(dead.link, dead.member)
+                if dead.link.is_open:
+                    self._drop(dead.link)
 
     def _reap(self, link: Link, member: Member) -> None:
         """Take everything back from a dead member, whoever else has its connection."""

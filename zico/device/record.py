@@ -22,6 +22,7 @@ FUNCTIONS = (
     "cuStreamWaitValue64_v2",
     "cuStreamWriteValue64_v2",
     "cuStreamSynchronize",
+    "cuStreamQuery",
     "cuStreamIsCapturing",
     "cuThreadExchangeStreamCaptureMode",
     "cuLaunchKernel",
@@ -72,6 +73,7 @@ class DeviceRecord(Record, align=False):
     cuStreamWaitValue64_v2: I8
     cuStreamWriteValue64_v2: I8
     cuStreamSynchronize: I8
+    cuStreamQuery: I8
     cuStreamIsCapturing: I8
     cuThreadExchangeStreamCaptureMode: I8
     cuLaunchKernel: I8

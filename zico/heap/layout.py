@@ -462,6 +462,12 @@ class Streams(Record):
     counters_address: I8  # on the device
     marks: I8  # ever
     failures: I8  # marks, waits and scrubs that the device refused, ever
+    lost: I8  # the status by which the device has said that this process's context is lost, 0: it has not
+    settle_ns: I8  # for so long the device may go on with what it was doing when the context was lost
+    look_address: I8  # 0: a lost context is seen by the functions above alone
+    look_ns: I8  # between two looks, at least
+    looked_ns: I8  # when the last one was
+    reached: I8  # the sum of this job's counters then
 
 
 class Figures(Record):

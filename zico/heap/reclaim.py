@@ -130,7 +130,7 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
             before = now
             still_since_ns = now_ns
         is_stuck = evicting.is_stuck(heap, me, now_ns - still_since_ns)
-        is_late = now_ns > began_ns + heap.wait.limit_ns or signals.has_raised(heap)
+        is_late = now_ns > began_ns + heap.wait.limit_ns or _ends_otherwise(heap)
         request = Request(
             arena, planned, size_bytes, alignment, sequence, now_ns, never_since_ns, asked_ns, is_stuck, is_late
         )
@@ -148,9 +148,15 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
         elif found != AGAIN:
             break
     waiting.stop_waiting(pool)
-    if found == NEVER_FITS and not signals.has_raised(heap):  # else the handler has ended the wait, not the budget
+    if found == NEVER_FITS and not _ends_otherwise(heap):
         refuse(me, size_bytes)
     return found
+
+
+@inlined
+def _ends_otherwise(heap: HeapRecord) -> bool:
+    """Tell whether something else than memory ends the wait: what a signal's handler raised, or a lost context."""
+    return signals.has_raised(heap) or heap.streams.lost != 0
 
 
 @compiled

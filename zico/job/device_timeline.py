@@ -46,6 +46,9 @@ class Door(Record):
     capturing: I4  # cuStreamIsCapturing writes here
     mode: I4  # cuThreadExchangeStreamCaptureMode swaps this
     kept_out: I8  # of graphs: refused, since the stream captured
+    own_stream: I8  # which never captures
+    looks: I8  # that have put something there, ever
+    look_word: I8  # which they set, on the device
 
 
 DOOR = dtype_of(Door)
@@ -55,6 +58,8 @@ _REGISTERED_BYTES = mmap.PAGESIZE
 _MODE = DOOR.fields["mode"][1]
 _CAPTURING = DOOR.fields["capturing"][1]
 _CAPTURE_UNSUPPORTED = 900  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 @inlined
@@ -66,6 +71,13 @@ def _capture_of(address: int, door: Door, stream: int) -> int:
         return 0
     door.kept_out += 1
     return refused if refused != 0 else _CAPTURE_UNSUPPORTED
+
+
+@inlined
+def _set_mode(address: int, door: Door, mode: int) -> int:
+    door.mode = mode
+    call(door.device.cuThreadExchangeStreamCaptureMode, (address + _MODE,))
+    return door.mode
 
 
 @callback(_I64(_I64, _I64, _I64, _I64))
@@ -128,10 +140,7 @@ def is_capturing(address: int, stream: int) -> int:
 @callback(_I64(_I64, _I64))
 def exchange_mode(address: int, mode: int) -> int:
     """Set which calls this thread may make while streams capture; returns what was set before."""
-    door = record_at(address, DOOR)
-    door.mode = mode
-    call(door.device.cuThreadExchangeStreamCaptureMode, (address + _MODE,))
-    return door.mode
+    return _set_mode(address, record_at(address, DOOR), mode)
 
 
 @callback(_I64(_I64, _I64))
@@ -142,6 +151,26 @@ def synchronize_stream(address: int, stream: int) -> int:
     status = call(door.device.cuStreamSynchronize, (stream,))
     leave_context(door.device, others)
     return status
+
+
+@callback(_I64(_I64))
+def look(address: int) -> int:
+    """Tell by which status the context is lost, 0 while none is seen; waits for nothing.
+
+    A stream of Zico's own is asked. A stream that was given nothing since the fault may answer that
+    it has done everything. So one that has gets something to do, about which the next look asks.
+    Captures of other threads forbid such questions, except in a thread whose mode is relaxed.
+    """
+    door = record_at(address, DOOR)
+    others = enter_context(door.device)
+    before = _set_mode(address, door, _RELAXED)
+    found = status_of(call(door.device.cuStreamQuery, (door.own_stream,)))
+    if found == 0:
+        door.looks += 1
+        found = progress.mark(door.launcher, door.own_stream, door.look_word, door.looks)
+    _set_mode(address, door, before)
+    leave_context(door.device, others)
+    return 0 if found == _NOT_READY else found
 
 
 class DeviceTimeline:
@@ -162,7 +191,8 @@ class DeviceTimeline:
         driver = cast("CudaDriver", pool.driver)
         spacings = ("spacing_bytes", "alone_bytes", "beside_bytes")
         spacing = {} if spacing_bytes is None else dict.fromkeys(spacings, spacing_bytes)
-        self._words = mmap.mmap(-1, _REGISTERED_BYTES)  # zico.kernels.spin: the words "stop" and "given up"
+        # The words "stop" and "given up" of zico.kernels.spin, and the one that looks set.
+        self._words = mmap.mmap(-1, _REGISTERED_BYTES)
         self._array = np.frombuffer(self._words, np.int64)
         with contextlib.ExitStack() as undo:
             words = undo.enter_context(driver.register_host(self._array.ctypes.data, _REGISTERED_BYTES))
@@ -172,6 +202,8 @@ class DeviceTimeline:
             self._door = np.zeros(1, DOOR)
             self._door[0]["launcher"] = launcher[0]
             driver.fill_device(self._door[0]["device"], pool.memory)
+            self._door[0]["own_stream"] = stream.handle
+            self._door[0]["look_word"] = words.device_address + 2 * WORD_BYTES
             self.functions = Timeline(
                 mark.address,
                 wait.address,
@@ -184,6 +216,7 @@ class DeviceTimeline:
                 is_capturing_address=is_capturing.address,
                 exchange_mode_address=exchange_mode.address,
                 synchronize_stream_address=synchronize_stream.address,
+                look_address=look.address,
             )
             self._undo = undo.pop_all()
 

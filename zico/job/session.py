@@ -241,6 +241,11 @@ class Session:
         for call in self.at_boundaries:
             call()
 
+    @property
+    def lost_status(self) -> int:
+        """Return the driver's status by which this process's CUDA context is lost, 0: it is not known to be."""
+        return int(self.heap.record[0]["streams"]["lost"])
+
     def refusal(self) -> OutOfMemory | None:
         """Return the last request of this job that could never be met, if there was one."""
         from zico.base.errors import OutOfMemory

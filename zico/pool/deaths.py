@@ -5,11 +5,17 @@ Theory of operation
     driver ends the job's context. The driver does that when nobody has its files open any more; a
     forked child may. The broker therefore first *buries* a dead job: the job gets nothing more and
     keeps its regions. When nothing holds its context (``zico.broker.lingering``), the broker reaps
-    it. Without a broker nobody can tell, so a waiting job reaps it after ``LINGER_NS``.
+    it. Without a broker nobody can tell, so a job's supervisor or one that waits reaps it after
+    ``LINGER_NS``.
+
+    A context that outlives ``LINGER_NS`` goes on with its marks, and sets counters to smaller
+    values than the reaping has. So its place *lingers*: no job gets it, and its counters are set
+    again at each look, until the context has ended. No region is behind such a counter. Only
+    streams are that were given their waits before, and each of them goes on at the next look.
 
 Guarantees
     5. What a dead job held is free again, and nobody waits for it; a death in here is made good by
-       the next one.
+       the next one. The counters of a job that lives never fall: its place had no context left.
 """
 
 from __future__ import annotations
@@ -37,16 +43,21 @@ meanwhile.
 """
 
 
-@entry(MEMBER, int)
-def reap(pool: Member, job: int) -> int:
-    """Take back everything held by a job whose process is gone, and free its place; returns the number of regions.
+@entry(MEMBER, int, int)
+def reap(pool: Member, job: int, lingers: int) -> int:
+    """Take back everything held by a job whose process is gone; returns the number of regions.
 
     Whoever waits on the device for the dead goes on: only when the process is gone is its device
     work, too.
+
+    Args:
+        pool: This process's member record.
+        job: Its place.
+        lingers: 1: its context may still live, so nobody gets the place before ``release_place``.
     """
     keep_out_of_line()
     lock(pool)
-    count = _reap(pool, job)
+    count = _reap(pool, job, lingers)
     wake, notify = note_change(header_of(pool))
     unlock(pool)
     tell(pool, wake, notify)
@@ -59,18 +70,32 @@ def _reap_if_gone(pool: Member, job: int) -> None:
     keep_out_of_line()
     lock(pool)
     if job_is_gone(pool, job):
-        _reap(pool, job)
+        _reap(pool, job, header_of(pool).on_timeline)
     wake, notify = note_change(header_of(pool))
     unlock(pool)
     tell(pool, wake, notify)
 
 
+@entry(MEMBER, int)
+def settle_place(pool: Member, job: int) -> None:
+    """Let whoever waits on the device for a dead job go on, again: its context has set counters back since."""
+    overtake(pool, job)
+
+
+@entry(MEMBER, int)
+def release_place(pool: Member, job: int) -> None:
+    """Let a place be given away whose last job's context has ended."""
+    overtake(pool, job)
+    job_at(pool, job).lingers = 0
+
+
 @inlined
-def _reap(pool: Member, job: int) -> int:
+def _reap(pool: Member, job: int, lingers: int) -> int:
     header = header_of(pool)
     record = job_at(pool, job)
     if record.state == EMPTY:
         return 0
+    record.lingers = lingers
     overtake(pool, job)  # first: whoever dies further down leaves a job to be reaped, or one that nobody waits for
     _end_waits(header, record, job)
     record.state = EMPTY
@@ -142,6 +167,8 @@ def reap_dead(pool: Member) -> None:
     keep_out_of_line()
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
+        if job.lingers != 0:
+            overtake(pool, j)
         if j == pool.job or job.state == EMPTY or not job_is_gone(pool, j):
             continue
         if header_of(pool).on_timeline == 0 or (job.died_ns != 0 and monotonic_ns() - job.died_ns >= LINGER_NS):

@@ -121,7 +121,9 @@ def is_clear(pool: Member, fence: int, slot: int) -> bool:
 def overtake(pool: Member, job: int) -> None:
     """Let every fence that a dead job has issued be passed; its device work has ended with its process.
 
-    The counters do not fall back for the next job in the place: it goes on from there.
+    The counters do not fall back for the next job in the place: it goes on from there. Where the
+    device still works for the dead job, its marks may set them back, and this is called again
+    (``zico.pool.deaths``).
     """
     counters = counters_of(pool)
     issued = issued_of(pool)

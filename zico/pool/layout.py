@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 14
+VERSION = 15
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -223,7 +223,8 @@ class Job(Record):
     group: I8  # equal for the ranks of one group, 0: none; this and what follows: zico.pool.groups
     round: I8  # the last common start of its group that it took part in
     uneven: I8  # starts in a row for which it has waited for its group in vain
-    aside: I8  # 1: it has left before it took anything: it starts the processes that train
+    aside: I4  # 1: it has left before it took anything: it starts the processes that train
+    lingers: I4  # 1: nobody gets this place yet, since a dead job's context may still set its counters
     profile: Curve  # what an iteration does, learned; held is the envelope of recent iterations
     claims: Annotated[Numbers, "i4", (CURVE_BINS,)]  # most regions held from this bin to the end
     patient: I8  # 1: the one thread of it that waits allocates for later, and goes on by nothing but a grant

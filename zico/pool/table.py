@@ -299,7 +299,7 @@ class PoolTable:
             BrokerError: All places are taken.
         """
         for job in range(MAX_JOBS):
-            if self.jobs[job]["state"] == JobState.EMPTY:
+            if self.jobs[job]["state"] == JobState.EMPTY and not self.jobs[job]["lingers"]:
                 fresh = np.zeros(1, JOB)
                 fresh["name"] = name.encode()[: layout.NAME_BYTES]
                 fresh["pid"] = pid
@@ -388,9 +388,16 @@ class PoolTable:
         if record["limit"]:
             record["promised"] = min(int(record["promised"]), int(record["limit"]))
 
-    def reap(self, job: int) -> int:
-        """Take back all regions of a job whose process has died; returns how many."""
-        return int(deaths.reap(self.member[0], job))
+    def reap(self, job: int, *, lingers: bool = False) -> int:
+        """Take back all regions of a job whose process has died; returns how many.
+
+        Where its context lingers, its place is not given away before ``settle_place`` says that it has ended.
+        """
+        return int(deaths.reap(self.member[0], job, lingers))
+
+    def settle_place(self, job: int, *, has_ended: bool) -> None:
+        """Look after a place that lingers: free it if the context has ended, and let who waits for it go on."""
+        (deaths.release_place if has_ended else deaths.settle_place)(self.member[0], job)
 
     def admit(self, job: int) -> bool:
         """Let a job at its boundary and its group start, unless claims forbid it; tells whether it has started."""

@@ -226,6 +226,7 @@ def bring_up(heap_address: int) -> None:
     heap = record_at(heap_address, HEAP)
     on_stream.hand_over(heap)
     streams.flush(heap)
+    streams.look(heap)
     tend(heap, heap.scrubbing.n_leaving)
 
 

@@ -226,8 +226,9 @@ def _grow(heap: HeapRecord, size_bytes: int, stream: int) -> int:
     offset = graph_pools.NOTHING
     private_lock(heap.mutex_address)
     arguments = (heap.streams.context_address, heap.captures.stream)
-    is_ready = call(heap.captures.synchronize_stream_address, arguments) & _STATUS == 0
-    is_ready = is_ready and heap.streams.capturing != 0
+    status = call(heap.captures.synchronize_stream_address, arguments) & _STATUS
+    is_ready = status == 0 and heap.streams.capturing != 0
+    streams.is_lost_by(heap, status)
     if is_ready and graph_pools.add_segment(heap, address - heap.base, segment_bytes, stream):
         on_stream.hide_segment(heap, address - heap.base)
         offset = graph_pools.take(heap, stream, size_bytes)

@@ -25,6 +25,7 @@ class Others(Record, align=False):
     """Functions of others that these hooks call."""
 
     out_of_memory: I8  # called with requested, held and most that may be held, in bytes; may raise; 0: nobody listens
+    lost: I8  # called instead with the driver's status where the context is lost; may raise; 0: nobody listens
     device: I8  # the pool's, as this process numbers devices
     refuse: I8  # called with a Refusal; may raise; 0: nobody looks at devices, nobody captures
     free_async: I8  # the driver's own functions, 0 if not known
@@ -106,8 +107,10 @@ def allocate(size_bytes: int, device: int, stream: int) -> int:
         call(others.refuse, (_OTHER_DEVICE,))
         return 0
     address = _allocated(size_bytes, stream)
+    heap = record_at(_heap_address(), HEAP)
+    if address == 0 and heap.streams.lost != 0 and others.lost != 0:
+        call(others.lost, (heap.streams.lost,))
     if address == 0 and size_bytes > 0 and others.out_of_memory != 0:
-        heap = record_at(_heap_address(), HEAP)
         held_bytes = job_of(heap).held << heap.pool_shift
         most_bytes = cap_of(pool_of(heap), job_of(heap)) << heap.pool_shift
         call(others.out_of_memory, (size_bytes, held_bytes, most_bytes))
@@ -168,7 +171,10 @@ def _allocate_into(out_address: int, size_bytes: int, stream: int) -> int:
         return _INVALID_VALUE
     address = _allocated(size_bytes, stream)
     array_at(out_address, 1, _I64)[0] = address
-    return _SUCCESS if address != 0 else _OUT_OF_MEMORY
+    if address != 0:
+        return _SUCCESS
+    lost: int = np.int32(record_at(_heap_address(), HEAP).streams.lost)  # type: ignore[assignment]
+    return lost if lost != 0 else _OUT_OF_MEMORY
 
 
 @callback(types.int32(types.int64, types.int64, types.int64))

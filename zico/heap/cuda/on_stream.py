@@ -45,8 +45,10 @@ from zico.heap.layout import (
 )
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
 from zico.pool import waiting
+from zico.pool.deaths import reap_dead
 from zico.pool.fences import NO_FENCE, at, counters_of, fence_of, has_passed, issued_of, pair_of, slot_in, value_in
 from zico.pool.layout import NOBODY, STREAMS, header_of
+from zico.pool.living import broker_is_gone
 from zico.pool.mutex import lock, unlock
 from zico.trace import ring
 from zico.trace.events import NO_NAME
@@ -261,7 +263,7 @@ def allocate_on(heap: HeapRecord, size_bytes: int, stream: int) -> int:
         tend(heap, FEW)
     if heap.streams.unmarked_bytes > 0:
         streams.keep_up(heap)
-    if slot == NO_SLOT:
+    if slot == NO_SLOT or heap.streams.lost != 0:
         offset = NEVER_FITS
     elif size_bytes <= slab.MOST_BYTES:
         offset = _serve_cell(heap, me, slot, size_bytes)
@@ -473,7 +475,7 @@ def wait_for(heap: HeapRecord, stream: int, fence: int) -> int:
     return int(done)
 
 
-# -- marks for others ------------------------------------------------------------------------------
+# -- for others, while the job makes no call -------------------------------------------------------
 
 
 @entry(HEAP)
@@ -490,12 +492,30 @@ def mark_for_others(heap: HeapRecord) -> None:
 
 
 @entry(HEAP)
+def supervise(heap: HeapRecord) -> None:
+    """Let no stream wait for what never comes: for marks of this job's, if its context is lost, or of dead jobs.
+
+    Does nothing before the next look is due. The dead are the broker's, while there is one.
+    """
+    keep_out_of_line()
+    private_lock(heap.mutex_address)
+    has_looked = streams.look(heap)
+    private_unlock(heap.mutex_address)
+    if has_looked and broker_is_gone(pool_of(heap)):
+        reap_dead(pool_of(heap))
+
+
+@entry(HEAP)
 def keep_marked(heap: HeapRecord) -> None:
-    """Put marks whenever somebody waits for them, until ``stop_keeping``: for a thread of its own, without the GIL."""
+    """Put marks whenever somebody waits for them, and supervise waits, until ``stop_keeping``.
+
+    For a thread of its own, without the GIL.
+    """
     keep_out_of_line()
     while heap.streams.keeps_marked != 0:
         word = header_of(pool_of(heap)).marks_asked
         mark_for_others(heap)
+        supervise(heap)
         waiting.sleep_until_marks_are_asked(pool_of(heap), word)
 
 

@@ -31,7 +31,18 @@ Theory of operation
     done everything, and sets the counter itself (``mark_or_wait``). A free waits only where another
     job waits for memory.
 
+    A kernel that faults takes its context along: the driver refuses every call from then on. The
+    marks that were on the device never come, and other jobs' streams may wait for them. So the
+    first refusal that says so, of whatever call, lets all of the job's marks come (``is_lost_by``).
+    The thread that puts marks looks where no call is made. From then on
+    marks come at once, nothing is waited for, and what the job frees goes back to the pool. It is
+    given nothing more: each request brings the framework's own error.
+
 Guarantees
+    2. The counters of a job that lives are set by its processor only where its device does nothing
+       any more that was put there before: it has been waited for, or the context is lost. cuda.h says
+       of ``LOST`` that all further work is refused and the process must end. It does not say how
+       long a copy goes on that had begun, so the processor waits ``settle_ns`` first.
     7. A wait on the device ends without anybody's processor: streams wait only for marks that are
        already on their streams, and those only for what was there before; so in the order of time
        nothing waits for anything later.
@@ -55,6 +66,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zico.base.compiled import call, compiled, inlined, keep_out_of_line, record_at
+from zico.base.libc import monotonic_ns, sleep_for
 from zico.heap.free_list import gaps_of
 from zico.heap.layout import MAIN, SPILL, STREAM, arena_of, pool_of
 from zico.pool import regions
@@ -178,7 +190,10 @@ def follow(heap: HeapRecord, slot: int, handle: int) -> bool:
 
 @compiled
 def _try_mark(heap: HeapRecord, slot: int) -> int:
-    """Put a mark on a stream; returns the device's status."""
+    """Put a mark on a stream; returns the device's status. Where the context is lost the mark has come at once."""
+    if heap.streams.lost != 0:
+        _pass_mark(heap, slot)
+        return 0
     pool = pool_of(heap)
     stream = stream_at(heap, slot)
     pair = pair_of(pool.job, slot)
@@ -188,9 +203,9 @@ def _try_mark(heap: HeapRecord, slot: int) -> int:
     if status == 0:
         _note_mark(heap, slot, value)
         heap.streams.marks += 1
-    else:
-        heap.streams.failures += 1
-    return status
+        return 0
+    heap.streams.failures += 1
+    return 0 if is_lost_by(heap, status) else status
 
 
 @inlined
@@ -220,12 +235,18 @@ def mark_or_wait(heap: HeapRecord, slot: int) -> bool:
     status = _try_mark(heap, slot)
     if status == 0 or CAPTURES[0] <= status <= CAPTURES[1] or not synchronize(heap):
         return status == 0
+    _pass_mark(heap, slot)
+    return True
+
+
+@inlined
+def _pass_mark(heap: HeapRecord, slot: int) -> None:
+    """Set a stream's counter to its next mark, here: no mark is left on the device that would write it."""
     pool = pool_of(heap)
     pair = pair_of(pool.job, slot)
     value = issued_of(pool)[pair] + 1
-    counters_of(pool)[at(pair)] = value  # no mark of this stream is left that would write it
+    counters_of(pool)[at(pair)] = value
     _note_mark(heap, slot, value)
-    return True
 
 
 @inlined
@@ -314,11 +335,15 @@ def keep_up(heap: HeapRecord) -> None:
 @compiled
 def wait_on_device(heap: HeapRecord, handle: int, pair: int, value: int) -> bool:
     """Let a stream go on only when a counter has reached a value; false if the device refused."""
+    if heap.streams.lost != 0:
+        return True
     counter_address = heap.streams.counters_address + pair * COUNTER_BYTES
-    if call(heap.streams.await_address, (heap.streams.context_address, handle, counter_address, value)) & _STATUS == 0:
+    arguments = (heap.streams.context_address, handle, counter_address, value)
+    status = call(heap.streams.await_address, arguments) & _STATUS
+    if status == 0:
         return True
     heap.streams.failures += 1
-    return False
+    return is_lost_by(heap, status)
 
 
 @compiled
@@ -326,10 +351,12 @@ def scrub(heap: HeapRecord, slot: int, address: int) -> bool:
     """Let a stream zero the region at an address of the window; false if the device refused."""
     handle = stream_at(heap, slot).handle
     arguments = (heap.streams.context_address, handle, address, 1 << heap.region_shift)
-    if call(heap.scrubbing.address, arguments) & _STATUS == 0:
+    status = call(heap.scrubbing.address, arguments) & _STATUS
+    if status == 0:
         heap.scrubbing.scrubs += 1
         return True
     heap.streams.failures += 1
+    is_lost_by(heap, status)
     return False
 
 
@@ -375,9 +402,64 @@ def synchronize(heap: HeapRecord) -> bool:
     False at once while a CUDA graph is being captured: the question would spoil it.
     """
     keep_out_of_line()
+    if heap.streams.lost != 0:
+        return True
     if heap.streams.capturing != 0 and heap.captures.thread == 0:
         return False
-    if call(heap.streams.synchronize_address, (heap.streams.context_address,)) & _STATUS == 0:
+    status = call(heap.streams.synchronize_address, (heap.streams.context_address,)) & _STATUS
+    if status == 0:
         return True
     heap.streams.failures += 1
-    return False
+    return is_lost_by(heap, status)
+
+
+# -- a lost context --------------------------------------------------------------------------------
+
+
+LOST = (226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911)
+"""Statuses after which nothing of a context runs any more: those of which cuda.h (CUDA 13.0) says that the process must
+be terminated to use CUDA again, that the context cannot be used anymore (710), or that it is destroyed (709)."""
+
+
+@compiled
+def is_lost_by(heap: HeapRecord, status: int) -> bool:
+    """Tell whether this process's context is lost, as a status or an earlier one says; then all its marks have come.
+
+    The first time this waits ``settle_ns``. Streams of other jobs that wait for this one's marks go on.
+    """
+    keep_out_of_line()
+    if heap.streams.lost == 0 and status in LOST:
+        heap.streams.lost = status
+        sleep_for(heap.streams.settle_ns)
+        for slot in range(heap.streams.n):
+            _pass_mark(heap, slot)
+        regions.announce(pool_of(heap))
+    return heap.streams.lost != 0
+
+
+@compiled
+def look(heap: HeapRecord) -> bool:
+    """Ask the device whether this process's context is lost, where none of its marks has come since the last look.
+
+    The device is not asked while it moves on, nor for a job whose marks have all come. Tells whether
+    it was time for a look.
+    """
+    keep_out_of_line()
+    pool = pool_of(heap)
+    now_ns = monotonic_ns()
+    if now_ns - heap.streams.looked_ns < heap.streams.look_ns or heap.streams.look_address == 0:
+        return False
+    stands_still = heap.streams.looked_ns > 0
+    heap.streams.looked_ns = now_ns
+    is_behind = False
+    reached = 0
+    for slot in range(heap.streams.n):
+        pair = pair_of(pool.job, slot)
+        counter = counters_of(pool)[at(pair)]
+        reached += counter
+        is_behind = is_behind or counter < issued_of(pool)[pair]
+    stands_still = stands_still and is_behind and reached == heap.streams.reached
+    heap.streams.reached = reached
+    if stands_still and heap.streams.lost == 0:
+        is_lost_by(heap, call(heap.streams.look_address, (heap.streams.context_address,)) & _STATUS)
+    return True

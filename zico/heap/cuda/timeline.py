@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 ALONE_BYTES = 8 * GIB
 """Freed between two marks while nobody else is there. Then steps of known models have at most 20 marks, and often
 half of the free memory is less (benchmarks/results/marks.md)."""
+LOOK_NS = 500_000_000
+"""The first look after a fault sees that nothing moves, the second one asks, and the third one is answered."""
+SETTLE_NS = 1_000_000_000
+"""No manual says that a copy ends which a copy engine is in the midst of when a kernel of its context faults. In this
+time one has moved 25 GB over PCIe 4.0 x16, and a TB in the device's memory."""
 BESIDE_BYTES = GIB
 """The same beside other jobs: a fifth of the marks or fewer, and no more than so much of a stopped job's memory is kept
 from others (benchmarks/results/marks.md)."""
@@ -79,6 +84,13 @@ class Timeline:
     """``exchange_mode(context, mode)``: set this thread's ``CUstreamCaptureMode``; returns the one before."""
     synchronize_stream_address: int = 0
     """``synchronize_stream(context, stream)``: return when the stream has done all that it was given."""
+    look_address: int = 0
+    """``look(context)``: the status by which the context is lost, 0 while none is seen. Waits for nothing; a call may
+    put something on a stream that the next one asks about. 0: the device cannot tell so."""
+    look_ns: int = LOOK_NS
+    """Between two looks whether the device has stopped working for this process."""
+    settle_ns: int = SETTLE_NS
+    """For so long the device may go on with what it was doing when the context was lost."""
 
 
 def fill(heap: Heap, timeline: Timeline) -> None:
@@ -106,6 +118,8 @@ def fill(heap: Heap, timeline: Timeline) -> None:
         record["streams"][field] = getattr(timeline, field)
     record["streams"]["spacing_bytes"] = timeline.spacing_bytes
     record["streams"]["alone_bytes"] = timeline.alone_bytes
+    for field in ("look_address", "look_ns", "settle_ns"):
+        record["streams"][field] = getattr(timeline, field)
     record["streams"]["beside_bytes"] = timeline.beside_bytes
     record["captures"]["graph_pools_address"] = heap.zeros(GRAPH_POOL, MAX_GRAPH_POOLS).ctypes.data
     record["captures"]["pieces_address"] = heap.zeros(PIECE, MAX_PIECES).ctypes.data
@@ -134,7 +148,9 @@ def _fill_next_tier(heap: Heap) -> None:
 
 
 def keep_marked(heap: Heap) -> Callable[[], None]:
-    """Start the thread that puts marks for who waits while the job makes no call; returns what ends it.
+    """Start the job's supervisor: it puts marks for who waits while the job makes no call, and looks after waits.
+
+    Returns what ends it.
 
     It imports nothing and compiles nothing, as the planning thread, and ends before the driver does.
     """
