@@ -75,13 +75,23 @@ WHEEL_STAMP := $(WHEEL)/.installed
 
 $(WHEEL_STAMP): setup.cfg setup.py constraints.txt
 	$(PYTHON) -m venv $(WHEEL)
-	grep -v -e '^torch==' -e '^cuda-python==' -e '^nvidia-' constraints.txt > $(WHEEL)/constraints.txt
+	sed -e '/^torch==/d; /^cuda-python==/d; /^nvidia-/d; s/^tensorflow-cpu==/tensorflow==/' constraints.txt > $(WHEEL)/constraints.txt
 	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(WHEEL)/constraints.txt \
 		$(WHEEL_TORCH) pytest pytest-timeout --editable .
 	touch $@
 
 test-cuda-wheel: $(WHEEL_STAMP) ## Run PyTorch's build for CUDA over a driver of software (WHEEL=DIR: where it is, 5 GB)
-	$(WHEEL)/bin/python -m pytest tests/wheel
+	$(WHEEL)/bin/python -m pytest tests/wheel/test_torch_wheel.py
+
+# TensorFlow's build for CUDA stands beside it: it requires none of NVIDIA's packages, so the two agree.
+WHEEL_TF_STAMP := $(WHEEL)/.installed-tensorflow
+
+$(WHEEL_TF_STAMP): $(WHEEL_STAMP)
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(WHEEL)/constraints.txt tensorflow
+	touch $@
+
+test-cuda-tf: $(WHEEL_TF_STAMP) ## Run TensorFlow's build for CUDA over that driver, alone and beside PyTorch's (WHEEL=DIR, 7 GB)
+	$(WHEEL)/bin/python -m pytest tests/wheel/test_tensorflow_wheel.py
 
 bench-cuda-wheel: $(WHEEL_STAMP) ## Time PyTorch's calls for device memory over a driver of software (3 minutes)
 	$(WHEEL)/bin/python tests/process/software_cuda.py $(WHEEL)/bin/python benchmarks/torch_calls.py --device cuda --name torch_calls-cuda-software
@@ -313,4 +323,4 @@ inplace: ## Make the checkout importable without installing (PYTHONSAFEPATH=1 PY
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
 
-.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel bench-cuda-wheel test-versions test-ray bench-ray test-triton lint types bench bench-smoke evaluation docs bench-gpu gpu-run gpu-cache size inplace clean
+.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel test-cuda-tf bench-cuda-wheel test-versions test-ray bench-ray test-triton lint types bench bench-smoke evaluation docs bench-gpu gpu-run gpu-cache size inplace clean

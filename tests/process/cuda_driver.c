@@ -989,6 +989,11 @@ int nvmlDeviceGetMemoryInfo(any d, u64 *out) {
   out[0] = total_bytes, out[1] = total_bytes - used_bytes, out[2] = used_bytes;
   return SUCCESS;
 }
-LACKS(nvmlDeviceGetNvLinkRemoteDeviceType) LACKS(nvmlDeviceGetNvLinkRemotePciInfo_v2) LACKS(nvmlDeviceGetGpuFabricInfoV)
+const char *nvmlErrorString(int status) { return status ? "not supported" : "success"; }
+int nvmlDeviceGetCurrPcieLinkGeneration(any d, unsigned *v) { *v = 5; return SUCCESS; }
+int nvmlDeviceGetCurrPcieLinkWidth(any d, unsigned *v) { *v = 16; return SUCCESS; }
+#define HAS_NO(name) int name(void) { return 3; } /* NVML_ERROR_NOT_SUPPORTED */
+HAS_NO(nvmlDeviceGetNvLinkRemoteDeviceType) HAS_NO(nvmlDeviceGetNvLinkRemotePciInfo_v2) HAS_NO(nvmlDeviceGetNvLinkState)
+HAS_NO(nvmlDeviceGetGpuFabricInfoV)
 int nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = 13000; return SUCCESS; }
 int nvmlDeviceGetComputeRunningProcesses(any d, unsigned *n, any out) { *n = 0; return SUCCESS; }

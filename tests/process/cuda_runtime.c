@@ -1,7 +1,8 @@
-/* The CUDA runtime over the driver of software (cuda_driver.c): libcudart.so.13, as far as PyTorch 2.11 calls it.
+/* The CUDA runtime over the driver of software (cuda_driver.c): libcudart.so.13, as far as PyTorch 2.11 calls it, and
+libcudart.so.12, as far as TensorFlow 2.21 does.
 
-Prototypes and structures are those of the headers that come with PyTorch's build for CUDA 13. Each function does what
-its driver's function does, in the primary context of the thread's device. Kernels are launched without a name: the
+Prototypes and structures are those of the headers that come with these builds. Each function does what its driver's
+function does, in the primary context of the thread's device. Kernels are launched without a name: the
 driver does nothing for them. NVIDIA's libcudart cannot be used: it wants proof that the driver is NVIDIA's. */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -214,10 +215,6 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mo
 cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) DO(cuStreamEndCapture(s, graph))
 cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *v)
     DO(cuStreamIsCapturing(s, (CUstreamCaptureStatus *)v))
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, enum cudaStreamCaptureStatus *v, unsigned long long *id,
-    cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges, size_t *n)
-    DO(cuStreamGetCaptureInfo(s, (CUstreamCaptureStatus *)v, (cuuint64_t *)id, graph, nodes,
-        (const CUgraphEdgeData **)edges, n))
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
   return said(cuThreadExchangeStreamCaptureMode((CUstreamCaptureMode *)mode));
 }
@@ -227,24 +224,13 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s) DO(cuGraphLau
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) DO(cuGraphDestroy(graph))
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) DO(cuGraphExecDestroy(graph))
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n) DO(cuGraphGetNodes(graph, nodes, n))
-NOT_HERE(cudaGraphNodeGetDependencies, cudaGraphNode_t node, cudaGraphNode_t *others, cudaGraphEdgeData *edges,
-    size_t *n)
 NOT_HERE(cudaGraphDebugDotPrint, cudaGraph_t graph, const char *path, unsigned flags)
-NOT_HERE(cudaGraphAddNode, cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *from,
-    const cudaGraphEdgeData *edges, size_t n, struct cudaGraphNodeParams *parameters)
 NOT_HERE(cudaGraphConditionalHandleCreate, cudaGraphConditionalHandle *handle, cudaGraph_t graph, unsigned value,
     unsigned flags)
 NOT_HERE(cudaStreamBeginCaptureToGraph, cudaStream_t s, cudaGraph_t graph, const cudaGraphNode_t *from,
     const cudaGraphEdgeData *edges, size_t n, enum cudaStreamCaptureMode mode)
-NOT_HERE(cudaStreamUpdateCaptureDependencies, cudaStream_t s, cudaGraphNode_t *nodes, const cudaGraphEdgeData *edges,
-    size_t n, unsigned flags)
 
 /* -- kernels, and what compiled code registers */
-NOT_HERE(cudaLibraryGetKernel, cudaKernel_t *kernel, cudaLibrary_t library, const char *name)
-NOT_HERE(cudaLibraryLoadData, cudaLibrary_t *library, const void *code, enum cudaJitOption *options, void **values,
-    unsigned n, enum cudaLibraryOption *more, void **more_values, unsigned n_more)
-NOT_HERE(cudaLibraryUnload, cudaLibrary_t library)
-NOT_HERE(cudaKernelSetAttributeForDevice, cudaKernel_t kernel, enum cudaFuncAttribute a, int value, int device)
 static __thread struct { dim3 grid, block; size_t bytes; cudaStream_t stream; } configuration;
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t bytes, cudaStream_t s) {
   configuration.grid = grid, configuration.block = block, configuration.bytes = bytes, configuration.stream = s;
@@ -288,3 +274,22 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, const
   *n = 2;
   return cudaSuccess;
 }
+
+/* -- what CUDA 13 alone has, or has with other arguments */
+#if CUDART_VERSION >= 13000
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, enum cudaStreamCaptureStatus *v, unsigned long long *id,
+    cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges, size_t *n)
+    DO(cuStreamGetCaptureInfo(s, (CUstreamCaptureStatus *)v, (cuuint64_t *)id, graph, nodes,
+        (const CUgraphEdgeData **)edges, n))
+NOT_HERE(cudaGraphNodeGetDependencies, cudaGraphNode_t node, cudaGraphNode_t *others, cudaGraphEdgeData *edges,
+    size_t *n)
+NOT_HERE(cudaGraphAddNode, cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *from,
+    const cudaGraphEdgeData *edges, size_t n, struct cudaGraphNodeParams *parameters)
+NOT_HERE(cudaStreamUpdateCaptureDependencies, cudaStream_t s, cudaGraphNode_t *nodes, const cudaGraphEdgeData *edges,
+    size_t n, unsigned flags)
+NOT_HERE(cudaLibraryGetKernel, cudaKernel_t *kernel, cudaLibrary_t library, const char *name)
+NOT_HERE(cudaLibraryLoadData, cudaLibrary_t *library, const void *code, enum cudaJitOption *options, void **values,
+    unsigned n, enum cudaLibraryOption *more, void **more_values, unsigned n_more)
+NOT_HERE(cudaLibraryUnload, cudaLibrary_t library)
+NOT_HERE(cudaKernelSetAttributeForDevice, cudaKernel_t kernel, enum cudaFuncAttribute a, int value, int device)
+#endif

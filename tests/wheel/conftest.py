@@ -1,48 +1,67 @@
-"""Tests of PyTorch's real build for CUDA, which `make test-cuda-wheel` installs; without it none is collected.
+"""Tests of frameworks' real builds for CUDA, which `make` installs; what is not installed is not collected.
 
-At the end of a run stands what was called and what came of it.
+`make test-cuda-wheel` has PyTorch's, and `make test-cuda-tf` TensorFlow's beside it. At the end of
+a run stands what was called and what came of it.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import software_cuda
+from cuda_twin import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 WAYS = ("plain", "pool")
-seen = pytest.StashKey[dict[str, Any]]()
+CUDA_ALONE = {
+    "torch": "lib/libtorch_cuda.so",
+    "tensorflow": "include/third_party/gpus/cuda/include/cuda_runtime_api.h",
+}
+"""A file that only a framework's build for CUDA has."""
+NEEDED = {"test_torch_wheel.py": ("torch",), "test_tensorflow_wheel.py": ("torch", "tensorflow")}
+seen = pytest.StashKey[dict[str, dict[str, Any]]]()
 
 
-def has_wheel() -> bool:
-    """Tell whether PyTorch is a build for CUDA, with the libraries that it requires."""
-    spec = importlib.util.find_spec("torch")
-    return spec is not None and (Path(str(spec.origin)).parent / "lib" / "libtorch_cuda.so").exists()
+def has_wheel(framework: str) -> bool:
+    """Tell whether a framework is a build for CUDA."""
+    spec = importlib.util.find_spec(framework)
+    return spec is not None and (Path(str(spec.origin)).parent / CUDA_ALONE[framework]).exists()
 
 
-collect_ignore_glob = [] if has_wheel() else ["test_*.py"]
+collect_ignore = [name for name, frameworks in NEEDED.items() if not all(map(has_wheel, frameworks))]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def environ() -> Iterator[dict[str, str]]:
+    """Give what a process needs to find the driver of software, which has two devices, and PyTorch's runtime."""
+    with tempfile.TemporaryDirectory(prefix="zw-") as folder:
+        made = software_cuda.build(Path(folder))
+        folders = (str(ROOT / "tests" / "process"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", ""))
+        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # PyTorch 2.13 alone warns of a request that is too large
+        yield {**made, **quiet, "SOFTWARE_DEVICES": "2", "PYTHONPATH": os.pathsep.join(folders).rstrip(os.pathsep)}
+
+
+@pytest.fixture(scope="module")
 def note(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Give what is printed when all tests have run: way to what its job saw."""
-    found: dict[str, Any] = request.config.stash.setdefault(seen, {})
+    found: dict[str, Any] = request.config.stash.setdefault(seen, {}).setdefault(request.module.FRAMEWORK, {})
     return found
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print what was called and what came of it."""
-    found = config.stash.get(seen, {})
-    if not found:
-        return
-    terminalreporter.section("PyTorch's build for CUDA over a driver of software: what was called")
-    for line in lines(found):
-        terminalreporter.write_line(line)
+    for framework, found in config.stash.get(seen, {}).items():
+        terminalreporter.section(f"{framework}'s build for CUDA over a driver of software: what was called")
+        for line in lines(found):
+            terminalreporter.write_line(line)
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:

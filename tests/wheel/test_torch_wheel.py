@@ -7,21 +7,21 @@ Everything between the two is as on a GPU: PyTorch's libraries, Zico's adapter, 
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import software_cuda
-from cuda_twin import ROOT, Process, compile_once
+import turns
+from cuda_twin import Process, compile_once
 from test_cuda_twin_broker import Broker
 from zico.adapters import torch_cuda_memory, torch_pools
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+FRAMEWORK = "PyTorch"
 MIB = 1 << 20
 BUDGET_BYTES = 64 * MIB
 REGION_BYTES = 2 * MIB
@@ -32,16 +32,6 @@ USUAL = (
 )
 WAYS = ("plain", "pool")
 CLEAN = {"goes_on": True, "left_bytes": 0}
-
-
-@pytest.fixture(scope="module")
-def environ() -> Iterator[dict[str, str]]:
-    """Give what a process needs to find the driver of software, which has two devices."""
-    with tempfile.TemporaryDirectory(prefix="zw-") as folder:
-        made = software_cuda.build(Path(folder))
-        folders = (str(ROOT / "tests" / "process"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", ""))
-        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # PyTorch 2.13 alone warns of a request that is too large
-        yield {**made, **quiet, "SOFTWARE_DEVICES": "2", "PYTHONPATH": os.pathsep.join(folders).rstrip(os.pathsep)}
 
 
 @pytest.fixture(scope="module")
@@ -202,11 +192,16 @@ def test_a_steady_pair_calls_no_driver_of_ours(usual: dict[str, Any], note: dict
 def test_two_jobs_hand_their_memory_to_each_other(broker: Broker, note: dict[str, Any]) -> None:
     """Two jobs of which each fills five eighths of the budget take turns, and each reads what it wrote."""
     environ = {**broker.environ, "ZICO_SOCKET": str(broker.socket)}
-    with Process(JOB, "pool", "turns", **environ) as one, Process(JOB, "pool", "turns", **environ) as other:
-        found = [json.loads(job.line()) for job in (one, other)]
-        ended = [job.finish() for job in (one, other)]
-    note.setdefault("pool", {})["turns"] = [job["turns"] for job in found]
-    assert [job["turns"] for job in found] == [{"is_equal": True}] * 2
+    job = (JOB, "pool", "take_turns")
+    with Process(*job, **environ) as one, Process(*job, **environ) as other:
+        jobs = (one, other)
+        assert [each.line() for each in jobs] == [turns.READY] * 2
+        assert [each.ask("go") for each in jobs] == [turns.GOING] * 2
+        found = [json.loads(each.line())["take_turns"] for each in jobs]
+        ended = [each.finish() for each in jobs]
+    note.setdefault("pool", {})["take_turns"] = found
+    assert [each["is_equal"] for each in found] == [True, True]
+    assert sum(each["waited_s"] for each in found) > 0
     assert ended == [(0, "")] * 2
     assert is_whole(broker)
 

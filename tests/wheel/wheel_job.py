@@ -22,6 +22,7 @@ import zlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import turns
 from software_cuda import Driver
 
 from zico import step
@@ -35,7 +36,6 @@ MIB = 1 << 20
 BUDGET_BYTES = 64 * MIB
 ELEMENTS = MIB // 4
 STEPS, ROWS, COLUMNS, RATE = 30, 64, 4096, 0.5
-LARGE_ELEMENTS = 10 * MIB
 SMALL = (100, ELEMENTS // 8)
 PAIRS = 1000
 LOOKS = 8
@@ -271,15 +271,9 @@ def sgd() -> dict[str, Any]:
     }
 
 
-def turns() -> dict[str, Any]:
-    """Fill most of the budget with a value, read it back and give it up, again and again."""
-    is_equal = []
-    for value in range(STEPS):
-        tensor = torch.full((LARGE_ELEMENTS,), float(value)).to("cuda")
-        is_equal.append(bool((tensor.cpu() == value).all()))
-        del tensor
-        step()
-    return {"is_equal": all(is_equal)}
+def take_turns() -> dict[str, Any]:
+    """Fill most of the budget with values, read them back and give them up, again and again."""
+    return turns.take(lambda values: torch.from_numpy(values).to("cuda"), lambda tensor: tensor.cpu().numpy())
 
 
 def _copied(source: Any) -> Any:  # noqa: ANN401 - tensors
@@ -888,7 +882,7 @@ def leave() -> dict[str, Any]:
 CHECKS = {
     one.__name__: one
     for one in (
-        *(copies, record_stream, events, out_of_memory, cache_info, questions, sgd, turns, graph, steady),
+        *(copies, record_stream, events, out_of_memory, cache_info, questions, sgd, take_turns, graph, steady),
         *(graphed_callable, second_capture, failed_capture, freed_in_capture, trees, compiled_trees),
         compiled_without,
         *(
