@@ -124,12 +124,14 @@ def redirect(joined: Session, cupy: Any) -> None:  # noqa: ANN401 - the module
     try:
         allocator = Allocator(joined, cupy)
         streams = (cupy.cuda.Stream, cupy.cuda.ExternalStream)
+        shared = _shared(joined, cupy.cuda.runtime.ipcGetMemHandle)
         cupy.cuda.set_allocator(allocator)
     except (AttributeError, ValueError) as error:
         message = f"CuPy {cupy.__version__} does not take Zico's allocator: {error}"
         raise HookError(message) from error
     for stream in streams:
         stream.begin_capture = _refuse_capture
+    cupy.cuda.runtime.ipcGetMemHandle = shared
     announced = _announced(cupy.cuda.set_allocator)
     cupy.cuda.set_allocator = cupy.cuda.memory.set_allocator = announced
     if LIMIT_VARIABLE in os.environ:
@@ -146,6 +148,18 @@ def _announced(set_allocator: Callable[[Any], None]) -> Callable[..., None]:
             complain("CuPy's arrays are no longer in the pool", HookError(reason))
 
     return announcing
+
+
+def _shared(joined: Session, get_handle: Callable[[int], Any]) -> Callable[[int], Any]:
+    """Wrap ``ipcGetMemHandle``: memory of the pool is mapped, and CUDA makes handles of what ``cudaMalloc`` gave."""
+
+    def sharing(address: int) -> Any:  # noqa: ANN401 - CuPy's handle
+        if 0 <= address - joined.heap.base < joined.heap.window.size_bytes:
+            message = "not with Zico's allocator: IPC handles of arrays; send a copy in host memory (cupy.asnumpy)"
+            raise RuntimeError(message)
+        return get_handle(address)
+
+    return sharing
 
 
 def _refuse_capture(*_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401 - whatever CuPy passes

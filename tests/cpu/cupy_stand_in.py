@@ -65,7 +65,7 @@ def stand_in() -> SimpleNamespace:
     used = []
     cuda = SimpleNamespace(
         memory=memory,
-        runtime=SimpleNamespace(CUDARuntimeError=FailedError),
+        runtime=SimpleNamespace(CUDARuntimeError=FailedError, ipcGetMemHandle=lambda address: ("a handle", address)),
         Stream=type("Stream", (Stream,), {}),
         ExternalStream=type("ExternalStream", (Stream,), {}),
         set_allocator=lambda allocator=None: used.append(allocator),

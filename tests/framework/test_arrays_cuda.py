@@ -51,7 +51,7 @@ def session(place: Place) -> SimpleNamespace:
         free_and_total_bytes=place.heap.pool.free_and_total_bytes,
     )
     (job,) = (job for job in place.pool.jobs if job["pid"])
-    return SimpleNamespace(pool=pool, record=job, lost_status=0)
+    return SimpleNamespace(heap=place.heap, pool=pool, record=job, lost_status=0)
 
 
 @pytest.fixture
@@ -79,6 +79,7 @@ class Cupy:
         self.module, self.stream, self.device = module, Stream(FIRST), ORDINAL
         patch.setattr(module.cuda, "get_current_stream", lambda: self.stream, raising=False)
         patch.setattr(module.cuda.runtime, "getDevice", lambda: self.device, raising=False)
+        patch.setattr(module.cuda.runtime, "ipcGetMemHandle", lambda address: ("a handle", address))
         own = SimpleNamespace(malloc=lambda size_bytes: ("CuPy's own", size_bytes))
         patch.setattr(module, "get_default_memory_pool", lambda: own, raising=False)
         for name in ("Stream", "ExternalStream"):  # so that it is as before after the test
@@ -198,6 +199,15 @@ def test_capturing_a_graph_is_refused(cupy: Cupy) -> None:
     for kind in (cupy.module.cuda.Stream, cupy.module.cuda.ExternalStream):
         with pytest.raises(RuntimeError, match="not with Zico's allocator: CUDA graphs"):
             kind.begin_capture(cupy.stream)
+
+
+def test_an_array_of_the_pool_is_not_shared_with_processes(cupy: Cupy) -> None:
+    """The pool's memory has no IPC handle, and one sentence says what to send; other memory's handle is CuPy's."""
+    pointer = cupy.alloc(MIB)
+    get_handle = cupy.module.cuda.runtime.ipcGetMemHandle
+    with pytest.raises(RuntimeError, match=r"IPC handles of arrays; send a copy in host memory \(cupy.asnumpy\)"):
+        get_handle(pointer.ptr)
+    assert get_handle(1) == ("a handle", 1)
 
 
 def test_cupys_limit_is_said_to_do_nothing(
