@@ -8,10 +8,12 @@ that was registered has another address on the device, so that mixing the two up
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import mmap
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twin.entry import Core, Refused, Value, entry, number, real, refuse_unless
@@ -80,6 +82,7 @@ class MemoryFunctions(Core):
         self._handles: dict[int, Handle] = {}
         self.serves_rdma = False
         """Whether memory can be registered for RDMA."""
+        self._others: dict[int, int] = {}  # inode of another process's memory, which is on this device, too -> bytes
         self.context_bytes = 0
         """What a context takes of the device."""
         self._workspaces: dict[int, int] = {}  # context -> bytes
@@ -96,7 +99,7 @@ class MemoryFunctions(Core):
 
     @property
     def fixed_bytes(self) -> int:
-        """Return the bytes of the device that handles, mappings, contexts and workspaces of this process hold."""
+        """Return the bytes of the device that handles, mappings, contexts and workspaces hold, and others' memory."""
         outside_bytes = len(self._contexts) * self.context_bytes + sum(self._workspaces.values())
         return self._held_bytes(on_host=False) + outside_bytes
 
@@ -106,8 +109,16 @@ class MemoryFunctions(Core):
         return self._held_bytes(on_host=True)
 
     def _held_bytes(self, *, on_host: bool) -> int:
-        held = [one for one in self._handles.values() if one.on_host == on_host]
-        return sum({one.inode: one.memory.size_bytes for one in held}.values())
+        held = {one.inode: one.memory.size_bytes for one in self._handles.values() if one.on_host == on_host}
+        return sum((held if on_host else self._others | held).values())
+
+    def _notice_others(self) -> None:
+        """Note what another process's twin has created, as far as a descriptor of it is open here."""
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the one by which the directory is read
+                if str(descriptor.readlink()).startswith(_LINK):
+                    found = descriptor.stat()
+                    self._others[found.st_ino] = found.st_size
 
     @entry()
     def cuMemGetAllocationGranularity(self, prop: Value, _option: Value) -> int:
@@ -150,6 +161,8 @@ class MemoryFunctions(Core):
                 link = ""
             refuse_unless(link.startswith(_LINK))
             memory = self._from_host(lambda: self.host.import_memory(os.dup(int(descriptor))))
+            if _inode(memory) not in {*self._others, *(one.inode for one in self._handles.values())}:
+                self._notice_others()
             return self._add(memory, _FILE_DESCRIPTOR)
 
     @entry(virtual=True, undo=True)
