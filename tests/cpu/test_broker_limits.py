@@ -43,10 +43,11 @@ def test_what_is_needed_is_enough_where_the_hard_limit_allows_no_more() -> None:
     assert limits_after(100, 300, 200) == "300 300"
 
 
-@pytest.mark.parametrize("n_fds", [0, 10])
-def test_a_soft_limit_that_is_enough_stays(n_fds: int) -> None:
-    """What is enough is not touched, and nothing is needed for no descriptors at all."""
-    assert limits_after(1000 if n_fds else 20, 1024, n_fds) == f"{1000 if n_fds else 20} 1024"
+def test_a_soft_limit_that_is_enough_grows_by_what_is_kept() -> None:
+    """A program can open as many descriptors as before, up to the hard limit; for no descriptors nothing is changed."""
+    assert limits_after(1000, 2000, 300) == "1300 2000"
+    assert limits_after(1000, 1024, 300) == "1024 1024"
+    assert limits_after(20, 1024, 0) == "20 1024"
 
 
 def test_a_hard_limit_that_is_too_low_is_named_with_what_is_needed() -> None:

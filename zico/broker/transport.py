@@ -371,9 +371,10 @@ SPARE_FDS = 64
 def make_room(n_fds: int, whose: str, spare: int = SPARE_FDS) -> None:
     """Let this process open ``n_fds`` descriptors besides those that it has open, and some to spare.
 
-    Changes the soft limit of the process if that is too low (``RLIMIT_NOFILE``), for good: its
-    children inherit it. Where the hard limit allows there is room for twice as many, since a driver
-    may keep one of its own for each. Does nothing for no descriptors.
+    Changes the soft limit of the process (``RLIMIT_NOFILE``), for good: its children inherit it.
+    Where the hard limit allows, whatever else runs in the process can open as many as before, and
+    there is room for twice as many, since a driver may keep one of its own for each. Does nothing
+    for no descriptors.
 
     Raises:
         ConfigError: The hard limit is too low, which only an administrator can change; nothing has
@@ -381,8 +382,8 @@ def make_room(n_fds: int, whose: str, spare: int = SPARE_FDS) -> None:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd")) + n_fds + spare  # noqa: PTH208 - only their number counts
-    wanted = needed + n_fds
-    if n_fds == 0 or soft == resource.RLIM_INFINITY or soft >= wanted:
+    wanted = max(needed, soft) + n_fds
+    if n_fds == 0 or soft == resource.RLIM_INFINITY:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
