@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import IO, cast
 
 from zico.launch import watchdog
@@ -211,6 +211,19 @@ async def readable(fd: int) -> None:
         loop.remove_reader(fd)
 
 
+async def within(seconds: float, waiting: Awaitable[object]) -> None:
+    """Wait for something that has a deadline.
+
+    Not by ``asyncio.wait_for``: before Python 3.12 that forgets a cancellation which comes together
+    with what it waits for, and the task that is cancelled goes on.
+
+    Raises:
+        TimeoutError: The time has gone by.
+    """
+    async with asyncio.timeout(seconds):
+        await waiting
+
+
 class LinePipe(asyncio.Protocol):
     """The read end of one output stream, cut into lines that are handed to ``write`` as they come."""
 
@@ -249,10 +262,10 @@ class LinePipe(asyncio.Protocol):
     async def close(self, *, wait_s: float) -> None:
         """Wait ``wait_s`` at most for the end of the stream, then stop reading it."""
         try:
-            await asyncio.wait_for(self.closed.wait(), wait_s)
+            await within(wait_s, self.closed.wait())
         except TimeoutError:
             cast("asyncio.BaseTransport", self._transport).close()
-            await asyncio.wait_for(self.closed.wait(), KILL_S)
+            await within(KILL_S, self.closed.wait())
 
     def _pass(self, lines: list[bytes]) -> None:
         if lines:

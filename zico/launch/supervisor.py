@@ -36,7 +36,7 @@ from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE, Job, Listener,
 from zico.launch.outsiders import Outsiders
 from zico.launch.placement import Offer, choose
 from zico.launch.pools import Metrics, Pool
-from zico.launch.processes import readable
+from zico.launch.processes import readable, within
 from zico.launch.queue import PoolNow, tells_out_of_memory
 from zico.launch.watchdog import BEGIN_S, Watchdog, send
 from zico.report.model import (
@@ -545,7 +545,7 @@ class Supervisor:
         """Say so if the guardian does not begin, or ends before the jobs do, until cancelled."""
         fault = f"it has not begun within {BEGIN_S:g} s"
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(readable(guardian.said.fileno()), BEGIN_S)
+            await within(BEGIN_S, readable(guardian.said.fileno()))
             while not (fault := guardian.fault()):
                 await readable(guardian.said.fileno())
         self._listener.problem(
