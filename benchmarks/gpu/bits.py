@@ -259,7 +259,7 @@ def killed(programs: Programs) -> dict[str, Any]:
 
 def lost(programs: Programs) -> dict[str, Any]:
     """One of two jobs loses its context and lives on; the other's stream must not wait for it."""
-    seconds = 4 * STALL_S
+    seconds = 2 * STALL_S
     with tempfile.TemporaryDirectory(prefix="zico-bits-") as folder:
         figures = Path(folder, "figures.json")
         command = programs.job("dcgan", iterations=300)

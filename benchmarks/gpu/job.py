@@ -259,7 +259,7 @@ def timed(stages: Stages, trained: Trained, begun_s: float) -> dict[str, Any]:
 
 def memory(options: argparse.Namespace, before_bytes: int | None) -> dict[str, Any]:
     """Return the most that PyTorch took of a GPU, and what a context took beside it where that can be known."""
-    if options.device == "cpu":
+    if not torch.cuda.is_initialized():  # the host, or a GPU without room for a context
         return {}
     names = ("max_memory_reserved", "max_memory_allocated")
     found: dict[str, int | None] = {name: int(getattr(torch.cuda, name)()) for name in names}

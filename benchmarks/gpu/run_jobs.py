@@ -213,6 +213,8 @@ class Run:
         self._room = Room(options.result)
         needs_peaks = options.share is not None or options.limit is not None
         self._peaks = peaks_of(options.result, options.job) if needs_peaks else []
+        idle = [peak["used_before_bytes"] for peak in self._peaks if peak.get("used_before_bytes") is not None]
+        self._idle_bytes: int | None = min(idle, default=None)
         self._ballast = stack.enter_context(Ballast(twin=options.twin)) if options.ballast else None
         self._is_steady = False
         self.begun_s: float | None = None
@@ -315,14 +317,17 @@ class Run:
         """Return what this run holds of the device before its jobs go: with Zico the pool."""
         if self._options.way != "zico":
             return 0
-        idle = [peak["used_before_bytes"] for peak in self._peaks if peak.get("used_before_bytes") is not None]
         pool: int = self.figures["budget_bytes"]
-        return pool if used is None or not idle else max(pool, used - min(idle))
+        return pool if used is None or self._idle_bytes is None else max(pool, used - self._idle_bytes)
 
     def _settle(self) -> None:
         """Note what is used once all jobs train; the ballast of jobs that a pool bounds makes room for the next run."""
         if self._on_gpu:
-            self.figures["used_bytes"] = used_bytes()
+            self.figures["used_bytes"] = used = used_bytes()
+            ballast = self.figures.get("ballast")
+            if used is not None and ballast is not None and self._idle_bytes is not None:
+                beside = self._idle_bytes + ballast["held_bytes"] + ballast.get("context_bytes", 0)
+                self.figures["own_bytes"] = used - beside  # to be compared with the allowance
         if self._ballast is not None and self._options.way == "zico":
             self._ballast.release()
 
