@@ -74,6 +74,20 @@ def test_a_ballast_leaves_what_it_is_told() -> None:
     assert nothing == {"held_bytes": 0, "free_bytes": total_bytes}
 
 
+ROOM = """
+import json, pathlib, run_jobs
+first, second = (run_jobs.Room(pathlib.Path(sys.argv[1])) for _ in range(2))
+found = [first.take(), first.take(), second.take()]
+del first
+print(json.dumps([*found, second.take()]))
+"""
+
+
+def test_the_room_beside_a_measured_run_is_one_runs_at_a_time(tmp_path: Path) -> None:
+    """Who has it keeps it, another gets none meanwhile, and gets it when the first has ended."""
+    assert told(ROOM, str(tmp_path / "results.jsonl")) == [True, True, False, True]
+
+
 MPS = """
 import json, os
 from pathlib import Path
