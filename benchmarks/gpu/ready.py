@@ -36,7 +36,7 @@ ORDERLY_S = 5.0
 """After SIGTERM: a run under MPS that is killed at once may leave work on the device behind."""
 REAP_S = 10.0
 LONGEST_WAIT_S = 900.0
-_POLL_S = 0.005
+_POLL_S = 0.01
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
@@ -76,6 +76,20 @@ def adopt() -> None:
     ctypes.CDLL(None).prctl(_SUBREAPER, 1)
 
 
+_started: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def _reap() -> None:
+    """Let adopted children that have ended go; those that were started here keep their exit code."""
+    with contextlib.suppress(ChildProcessError):  # there is none
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            own = _started.pop(ended.si_pid, None)
+            if own is None:
+                os.waitpid(ended.si_pid, os.WNOHANG)
+            else:
+                own.poll()
+
+
 def _end_with(starter: int) -> Callable[[], None]:
     """Return what lets a new process be told to end when its starter has ended, in whatever way."""
     prctl = ctypes.CDLL(None).prctl
@@ -99,7 +113,7 @@ class Process:
         go: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it; what it prints goes to the log.
+        """Start it; what it prints goes to the log. It is told to end when the thread that calls this ends.
 
         Args:
             argv: The command, which has been given ``--go`` where ``go`` is.
@@ -120,6 +134,7 @@ class Process:
             process_group=0,
             preexec_fn=_end_with(os.getpid()),  # noqa: PLW1509 - this process has one thread
         )
+        _started[self._process.pid] = self._process
 
     @property
     def exit_code(self) -> int | None:
@@ -142,14 +157,23 @@ class Process:
         At the deadline it is asked to end by SIGTERM, and killed ``ORDERLY_S`` later.
         """
         try:
-            return FAILED if self._process.wait(max(0.0, deadline_s)) else PASSED
-        except subprocess.TimeoutExpired:
+            if self._ends_within(deadline_s):
+                return FAILED if self.exit_code else PASSED
             self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(ORDERLY_S)
+            self._ends_within(ORDERLY_S)
             return KILLED
         finally:
             self.kill()
+
+    def _ends_within(self, seconds: float) -> bool:
+        """Wait for its end; meanwhile what was adopted and has ended goes, as whoever looks for it takes it to."""
+        end_s = time.monotonic() + seconds
+        while self.exit_code is None:
+            if time.monotonic() > end_s:
+                return False
+            _reap()
+            time.sleep(_POLL_S)
+        return True
 
     def kill(self) -> None:
         """End it with all that it started, also what has left its process group; waits for at most ``REAP_S``."""

@@ -158,7 +158,7 @@ time.sleep(1000)
 
 def test_what_hangs_is_killed_and_counts_as_done(tmp_path: Path, table: Callable[..., list[str]]) -> None:
     """It ends with all that it started, in other sessions too; what it had written stays; no later call runs it."""
-    argv = table(("hangs", 1, HANGS), ("good", 60, ""))
+    argv = table(("hangs", 5, HANGS), ("good", 60, ""))
     done = ended(argv)
     assert done.returncode == 1, done.stderr
     found = {"p/half": ["done"], "p/hangs": ["killed"], "p/good": ["done"]}
@@ -167,6 +167,20 @@ def test_what_hangs_is_killed_and_counts_as_done(tmp_path: Path, table: Callable
     assert "p: most: 2, at most 1: not judged in a rehearsal" in done.stderr
     ended(argv)
     assert states(tmp_path / "out") == found
+
+
+ORPHAN = """
+import subprocess
+starts = 'import subprocess, sys; print(subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.DEVNULL).pid)'
+orphan = subprocess.run([sys.executable, '-c', starts], stdout=subprocess.PIPE, check=True).stdout
+while os.path.exists(f'/proc/{int(orphan)}'): time.sleep(0.01)
+"""
+
+
+def test_an_orphan_that_has_ended_is_gone(tmp_path: Path, table: Callable[..., list[str]]) -> None:
+    """Its number is free while the configuration runs: whoever waits for its end, a broker for example, sees it."""
+    done = ended(table(("leaves", 15, ORPHAN)))
+    assert states(tmp_path / "out") == {"p/leaves": ["done"]}, done.stderr
 
 
 def test_what_failed_is_tried_again_last(tmp_path: Path, table: Callable[..., list[str]]) -> None:
