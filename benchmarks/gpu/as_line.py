@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 GPU = Path(__file__).resolve().parent
 ABOUT = ("schema_version", "name", "question", "commit", "date", "machine", "versions")
 """Of a document, what a run's header says once."""
-END_S = 2.0
+END_S = 3.0
 """For the script's end, once this one was told to end."""
 
 
@@ -52,7 +52,7 @@ def figures_of_tests(file: Path) -> dict[str, Any]:
 def command(what: list[str], work: Path, junit: Path) -> list[str]:
     """Return the command line of a script or of tests."""
     if what[0].startswith("tests/"):
-        return [sys.executable, "-m", "pytest", "--quiet", f"--junitxml={junit}", *what]
+        return [sys.executable, "-m", "pytest", "--verbose", "--tb=short", f"--junitxml={junit}", *what]
     out = work / "facts.json" if what[0] == "driver_facts.py" else work
     return [sys.executable, str(GPU / what[0]), *what[1:], "-o", str(out)]
 
@@ -80,7 +80,7 @@ def main() -> int:
             status = record.FAILED if process.wait() else record.DONE
         except KeyboardInterrupt:
             status = record.KILLED
-            process.terminate()
+            process.send_signal(signal.SIGINT if is_tests else signal.SIGTERM)  # pytest then writes what it has
             try:
                 process.wait(END_S)
             except subprocess.TimeoutExpired:

@@ -74,6 +74,7 @@ class Run:
         self._file: Path = options.output / "results.jsonl"
         if options.earlier and options.earlier.exists() and not self._file.exists():
             shutil.copyfile(options.earlier, self._file)
+        record.close_line(self._file)
         leases = [line for line in record.lines(self._file) if line["part"] == LEASE]
         if any(line["figures"]["twin"] != self._twin for line in leases):
             sys.exit(f"{self._file} holds results {'without' if self._twin else 'of a rehearsal with'} --twin: move it")
@@ -135,9 +136,8 @@ class Run:
         figures |= {"device": json.loads(asked.stdout), "compile_cache": warming.finish(self.left_s())}
         seconds = time.monotonic() - begun_s
         record.append(self._file, LEASE, str(self._lease), figures, seconds=seconds)
-        common.note(
-            f"ready after {seconds:.0f} s, compile cache {figures['compile_cache']}; {self.left_s():.0f} s left"
-        )
+        made = f"{figures['carried_files']} files of machine code carried, the rest {figures['compile_cache']}"
+        common.note(f"ready after {seconds:.0f} s: {made}; {self.left_s():.0f} s left")
         return ""
 
     def run(self) -> None:
@@ -282,6 +282,7 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, _interrupt)
     ready.adopt()
+    options.output = options.output.resolve()  # commands run in the checkout
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work, (options.output / "log.txt").open("a") as log:
         run = Run(options, Path(work), log)

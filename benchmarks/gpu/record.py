@@ -45,6 +45,12 @@ def append(
         os.close(descriptor)
 
 
+def close_line(file: Path) -> None:
+    """End a last line that was cut off, when the file was copied for example, so that the next one stands alone."""
+    if file.exists() and (data := file.read_bytes()) and not data.endswith(b"\n"):
+        file.write_bytes(data + b"\n")
+
+
 def lines(file: Path) -> list[Line]:
     """Return all lines in order; a last one that was cut off is left out, and so is a missing file."""
     if not file.exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -244,12 +245,14 @@ def test_a_call_that_is_told_to_end_leaves_whole_results(tmp_path: Path, table: 
 
 
 def test_results_of_an_earlier_lease_count(tmp_path: Path, table: Callable[..., list[str]]) -> None:
-    """A call in another directory begins with them."""
-    argv = table(("good", 60, ""))
-    ended(argv)
-    (tmp_path / "out").rename(tmp_path / "earlier")
-    assert ended([*argv, "--earlier", str(tmp_path / "earlier" / "results.jsonl")]).returncode == 0
-    assert [line["name"] for line in lines(tmp_path / "out")] == ["1", "good", "2"]
+    """A call in another directory begins with them, and leaves out a last line that was cut off."""
+    rows = (("good", 60, ""), ("other", 60, ""))
+    ended(table(rows[0]))
+    earlier = (tmp_path / "out").rename(tmp_path / "earlier") / "results.jsonl"
+    earlier.write_text(earlier.read_text() + '{"part": "p", "name": "oth')
+    assert ended(table(*rows, options=("--earlier", str(earlier)))).returncode == 0
+    names = [re.findall('"name": "([a-z0-9]*)', line) for line in (tmp_path / "out" / "results.jsonl").open()]
+    assert names == [["1"], ["good"], ["oth"], ["2"], ["other"]]
 
 
 def test_a_goal_is_judged_by_its_bounds() -> None:
