@@ -73,7 +73,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--losses", type=Path, help="write every loss here, in hexadecimal")
     parser.add_argument("--figures", type=Path, help="write here what was counted and timed")
-    parser.add_argument("--at-most", type=int, metavar="BYTES", help="let PyTorch's allocator reserve no more")
+    parser.add_argument("--at-most", type=int, metavar="BYTES", help="what PyTorch may reserve of a GPU")
     parser.add_argument("--gauge", action="store_true", help="tell what the device has used before and behind")
     parser.add_argument("--lost-at", type=int, default=0, metavar="N", help="lose the context there, and live on")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16: by autocast")
@@ -281,7 +281,7 @@ def main() -> None:
     before_bytes = used_bytes() if options.gauge and on_gpu else None
     trained, error, begun_s = Trained(), "", time.monotonic()
     try:
-        if options.at_most:
+        if options.at_most and on_gpu:
             total_bytes = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, options.at_most / total_bytes))
         torch.empty(1, device=options.device)

@@ -100,7 +100,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--twin", action="store_true", help="rehearse: tiny jobs on the host")
     options = parser.parse_args(arguments)
     if options.twin:
-        options.seconds, options.warm_up, options.mps, options.expected = TWIN_SECONDS, 1, False, 120.0
+        options.seconds, options.warm_up, options.mps, options.expected = TWIN_SECONDS, 1, False, 300.0
         options.region = None  # one of a GPU could hold all that a tiny job needs
     return options
 
