@@ -136,7 +136,7 @@ class Run:
         figures |= {"device": json.loads(asked.stdout), "compile_cache": warming.finish(self.left_s())}
         seconds = time.monotonic() - begun_s
         record.append(self._file, LEASE, str(self._lease), figures, seconds=seconds)
-        made = f"{figures['carried_files']} files of machine code carried, the rest {figures['compile_cache']}"
+        made = f"{figures['carried_files']} files of machine code carried, compiling what lacked {figures['compile_cache']}"
         common.note(f"ready after {seconds:.0f} s: {made}; {self.left_s():.0f} s left")
         return ""
 
