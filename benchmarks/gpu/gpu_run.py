@@ -136,8 +136,8 @@ class Run:
         figures |= {"device": json.loads(asked.stdout), "compile_cache": warming.finish(self.left_s())}
         seconds = time.monotonic() - begun_s
         record.append(self._file, LEASE, str(self._lease), figures, seconds=seconds)
-        made = f"{figures['carried_files']} files of machine code carried, compiling what lacked {figures['compile_cache']}"
-        common.note(f"ready after {seconds:.0f} s: {made}; {self.left_s():.0f} s left")
+        code = f"{figures['carried_files']} files of machine code carried, compiling others {figures['compile_cache']}"
+        common.note(f"ready after {seconds:.0f} s: {code}; {self.left_s():.0f} s left")
         return ""
 
     def run(self) -> None:
