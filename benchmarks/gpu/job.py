@@ -150,7 +150,7 @@ class Launched:
         if self._event is not None:
             self._event.synchronize()
         value = float(self._loss.item())
-        sys.stdout.write(f"iteration {number} loss {value:.4f}\n")
+        sys.stdout.write(f"iteration {number} loss {value.hex()}\n")
         sys.stdout.flush()
         return value
 
