@@ -171,6 +171,27 @@ def test_a_signal_while_the_broker_starts_ends_the_run_cleanly() -> None:
         assert not [line for line in run.stderr.splitlines() if "Traceback" in line and not line.startswith("a | ")]
 
 
+AT_THE_LOOPS_BIRTH = """
+import asyncio, os, signal, sys
+from zico.cli import main
+class Policy(asyncio.DefaultEventLoopPolicy):
+    def new_event_loop(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        return super().new_event_loop()
+asyncio.set_event_loop_policy(Policy())
+sys.exit(main())
+"""
+
+
+def test_a_signal_while_the_loop_begins_ends_the_run_cleanly() -> None:
+    """A Ctrl-C before anything could hear it is heard then: 130, no word of Python's, and nothing is left."""
+    with ZicoRun("--name", "a", "sleep 600", program=(sys.executable, "-c", AT_THE_LOOPS_BIRTH)) as run:
+        code = run.finish()
+        assert (code, run.leftovers) == (130, [])
+    assert "SIGINT: ending the jobs" in run.stderr
+    assert not [line for line in run.stderr.splitlines() if "Traceback" in line or "Warning" in line]
+
+
 def test_a_reader_that_goes_away_ends_the_run() -> None:
     """When whoever reads our output has gone, the jobs are ended as by SIGTERM, as `yes | head` would."""
     code = "import itertools, time\nfor i in itertools.count(): print('line', i); time.sleep(.001)"

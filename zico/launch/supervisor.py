@@ -197,9 +197,20 @@ MAX_UNHEARD = 2
 
 
 @contextmanager
-def forwarded_to(heard: Callable[[signal.Signals], None]) -> Iterator[None]:
+def held_back() -> Iterator[set[int]]:
+    """Hold signals back while the loop begins or ends, which they would break; gives the mask from before."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def forwarded_to(heard: Callable[[signal.Signals], None], mask: set[int]) -> Iterator[None]:
     """Call ``heard`` in the running loop for each signal; those that are ignored stay so (``nohup``).
 
+    ``mask`` holds meanwhile: signals that were held back come now.
     SIGCHLD gets its default, for jobs, too: whoever ignores it cannot wait for children.
     """
     loop = asyncio.get_running_loop()
@@ -220,9 +231,11 @@ def forwarded_to(heard: Callable[[signal.Signals], None]) -> Iterator[None]:
     heeded = [signum for signum in FORWARDED if signal.getsignal(signum) is not signal.SIG_IGN]
     before = {signum: signal.signal(signum, caught) for signum in heeded}
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    held = signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         for signum, handler in before.items():
             signal.signal(signum, handler)
 
@@ -297,9 +310,9 @@ def supervise(
         ConfigError: There is no MPS here, no directory for machine code, or metrics cannot be served
             where they should.
     """
-    with run_directory() as run_dir:
+    with run_directory() as run_dir, held_back() as mask:
         supervisor = Supervisor(commands, targets, listener, os.environ if environ is None else environ, queue, until)
-        outcome = asyncio.run(supervisor.run(run_dir))
+        outcome = asyncio.run(supervisor.run(run_dir, mask))
         for pool in supervisor.pools:
             if reason := pool.keep_record():
                 listener.problem(reason)
@@ -339,9 +352,9 @@ class Supervisor:
         self._ending: asyncio.Task[None] | None = None
         self._started_s = time.monotonic()
 
-    async def run(self, run_dir: Path) -> Outcome:
-        """Run everything; see ``supervise``."""
-        with forwarded_to(self._heard), contextlib.ExitStack() as stack:
+    async def run(self, run_dir: Path, mask: set[int]) -> Outcome:
+        """Run everything under a mask of signals; see ``supervise``."""
+        with forwarded_to(self._heard, mask), contextlib.ExitStack() as stack:
             guardian = Watchdog(run_dir)
             stack.callback(guardian.close)
             wishes = [job.command.wish for job in self._jobs] + list(self._queue.wishes if self._queue else ())
