@@ -119,12 +119,19 @@ def calls_of(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 @contextlib.contextmanager
-def heaps_in_pool(n_regions: int, spacing_bytes: int | None, n_heaps: int = 1, *, beside: bool) -> Iterator[list[Heap]]:
+def heaps_in_pool(
+    n_regions: int,
+    spacing_bytes: int | None,
+    n_heaps: int = 1,
+    *,
+    beside: bool,
+    region_bytes: int = REGION_BYTES,
+) -> Iterator[list[Heap]]:
     """Make a pool and heaps of jobs in it; ``beside``: with one job more, that does nothing."""
     with contextlib.ExitStack() as stack:
         made = PoolTable.create(
-            budget_bytes=n_regions * REGION_BYTES,
-            region_bytes=REGION_BYTES,
+            budget_bytes=n_regions * region_bytes,
+            region_bytes=region_bytes,
             use_claims=False,  # nobody is there who would admit a job at its boundary
             self_admit=True,
             on_timeline=True,

@@ -70,8 +70,8 @@ def test_small_tensors_of_which_nothing_is_known_keep_to_themselves() -> None:
         (100, 9, True, Arena.LONG),
         (6400, 100, True, Arena.SHORT),
         (6400, 101, True, Arena.LONG),
-        (0, 1, False, Arena.PERSISTENT),
-        (6400, 1, False, Arena.PERSISTENT),
+        (0, 1, False, Arena.EXTRA),
+        (6400, 1, False, Arena.EXTRA),
     ],
 )
 def test_a_lifetime_decides_the_class(n_events: int, lived: int, same_iteration: bool, arena: Arena) -> None:  # noqa: FBT001

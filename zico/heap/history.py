@@ -81,7 +81,6 @@ _SMALL_SHIFT = 2  # smaller than a quarter of a region
 LONG = int(Arena.LONG)
 EXTRA = int(Arena.EXTRA)
 SHORT = int(Arena.SHORT)
-PERSISTENT = int(Arena.PERSISTENT)
 
 
 @inlined
@@ -134,7 +133,7 @@ def learn(heap: HeapRecord, job: Job, entry: int, lived_events: int, same_iterat
     if not profile.is_flat(job.profile):
         limit = max(limit, job.profile.n_events >> _SHORT_SHIFT)
     if not same_iteration:
-        arena = PERSISTENT
+        arena = EXTRA
     elif lived_events <= limit:
         arena = SHORT
     else:

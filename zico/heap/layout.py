@@ -1,10 +1,10 @@
 """The heap's private records: one process's window, cut into arenas, slots and blocks.
 
-A window of five pool arenas and the next tier's; the first slot of Arena.LONG holds two tensors and
+A window of four pool arenas and the next tier's; the first slot of Arena.LONG holds two tensors and
 a gap::
 
-    | PERSISTENT ... | LONG [tensor][tensor][ gap ... | SHORT ... | EXTRA ... | RESTING ... | SPILL ... |
-                      ^ slot 0          ^ slot 1
+    | EXTRA ... | LONG [tensor][tensor][ gap ... | SHORT ... | RESTING ... | SPILL ... |
+                  ^ slot 0          ^ slot 1
 
 Offsets count from the start of the window. A block starts in a granule of its own, because no
 tensor in the pool is smaller than a granule; so the granule's number finds the block.
@@ -13,7 +13,7 @@ On a device that takes every tensor there are smaller ones, cells: a chunk is cu
 size, and is itself a block to the arena that it lies in. There, each stream but the first has an
 arena of its own, before the next tier's::
 
-    ... | EXTRA [chunk: | cell | cell | ...] | RESTING | stream 1 ... | stream 2 ... | ...
+    EXTRA [chunk: | cell | cell | ...] | ... | RESTING | stream 1 ... | stream 2 ... | ...
 
 Compiled code finds the records by the functions below. This process's own heap record has a symbol,
 to which the hooks' machine code refers (``zico.heap.hooks``).
@@ -64,17 +64,16 @@ FIRST_PLAN_INTERVAL = 2
 class Arena(enum.IntEnum):
     """Where tensors of one class live. The first three are the tensor classes as lifetimes show them."""
 
-    PERSISTENT = 0
-    """Alive across an iteration's boundary."""
+    EXTRA = 0
+    """Alive across an iteration's boundary. Also small ones of which nothing is known yet, and what a plan in force
+    does not know: LONG is the plan's then."""
     LONG = 1
-    """Feature and gradient maps: freed within the iteration, but not soon. Also what is not known yet."""
+    """Feature and gradient maps: freed within the iteration, but not soon. Also large ones that are not known yet."""
     SHORT = 2
     """Temporaries: freed within a few events."""
-    EXTRA = 3
-    """Small ones of which nothing is known yet, and what a plan in force does not know: LONG is the plan's then."""
-    RESTING = 4
+    RESTING = 3
     """What an optimizer keeps between its steps, and nothing else: its slots can be given away meanwhile."""
-    SPILL = 5
+    SPILL = 4
     """The next tier: a file, on a GPU pinned memory of the host. Used only when nobody could go on otherwise."""
 
 
@@ -576,7 +575,6 @@ HEAP = dtype_of(HeapRecord)
 # -- the records from compiled code ----------------------------------------------------------------
 
 
-PERSISTENT = int(Arena.PERSISTENT)
 LONG = int(Arena.LONG)
 SHORT = int(Arena.SHORT)
 EXTRA = int(Arena.EXTRA)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line, keep_small
 from zico.heap import backing, free_list, history
-from zico.heap.layout import EXTRA, LONG, PERSISTENT, RESTING, SHORT, SPILL, arena_at, arena_of, block_at, slots_of
+from zico.heap.layout import EXTRA, LONG, RESTING, SHORT, SPILL, arena_at, arena_of, block_at, slots_of
 from zico.pool.layout import NOBODY
 from zico.pool.regions import GONE, GRANTED, WAIT
 
@@ -48,7 +48,7 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
         # A temporary is a guest wherever there is room: it pins nothing for long, and needs no
         # region of its own. So is what the plan does not know. But nothing is a guest where a plan
         # is followed: it would stand in the way.
-        for host in (SHORT, EXTRA, LONG, PERSISTENT):
+        for host in (SHORT, EXTRA, LONG):
             if (host == LONG and heap.plan_address != 0) or free_list.is_full(arena_of(heap, host)):
                 continue
             gap = free_list.find(arena_of(heap, host), heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
@@ -66,7 +66,7 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
 def _elsewhere(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     """Find a range in any arena of the first stream, where addresses are short: else as ``place``."""
     keep_out_of_line()
-    for host in (LONG, PERSISTENT, EXTRA, SHORT):
+    for host in (LONG, EXTRA, SHORT):
         gap = free_list.find(arena_of(heap, host), heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
         if gap != free_list.NOTHING:
             return _take(heap, host, gap, _start(heap, host, gap, alignment), size_bytes)
@@ -81,7 +81,7 @@ def as_guest(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     is better than a wait. LONG is the last, since a plan may want the place.
     """
     keep_out_of_line()
-    for host in (SHORT, EXTRA, PERSISTENT, LONG):
+    for host in (SHORT, EXTRA, LONG):
         arena = arena_of(heap, host)
         if free_list.is_full(arena):
             continue

@@ -37,7 +37,7 @@ FLAGS = DEEPUM | SHORTER | FURTHEST
 is its start (``APPEND`` is off). What is clean or lost is not known (``CLEAN`` and ``TUNE`` are
 off)."""
 
-_SHARES = (12, 18, 2, 4, 0)
+_SHARES = (16, 18, 2, 0)
 """Of the window, in 48ths: the first stream's arenas in the order of ``Arena``. One that is full takes from others.
 Nothing rests. What is no 48th is ``Arena.LONG``'s, too."""
 _SIDE_SHARE = 4
