@@ -169,14 +169,14 @@ def test_a_module_without_entries_has_no_file(made: Callable[[str], ModuleType],
 
 
 def test_another_process_loads_and_compiles_nothing(made: Callable[[str], ModuleType], tmp_path: Path) -> None:
-    """It needs neither Numba's compiler nor the optimizer: both are gone there."""
+    """It needs neither Numba's compiler, nor what prepares it, nor the optimizer: all are gone there."""
     module: Any = made(SOURCE)
     module.rounded(1)
     module.both(1)
     script = f"""
         import numpy as np
         from zico.base import programs
-        programs.Program._compile = programs.Function.lower = None
+        programs.Program._compile = programs.Function.lower = programs._Lowering = None
         import {module.__name__} as module
         numbers, _ = module.scaled(module.Row(np.arange(2), 3))
         print(module.rounded(4), module.both(4), numbers.tolist(), module.negated.ctypes(1))

@@ -257,11 +257,15 @@ class Function(CPUDispatcher):  # type: ignore[misc]
             raise TypeError(message)
         super().__init__(function, {}, options, _Pipeline)
         self.__wrapped__ = function
-        self._lowering = _Lowering(function, self.targetdescr, options, {}, _Pipeline)
+        self._options = options
         self._lowered: dict[Types, Any] = {}
         self._has_entries = bool(entries)
         if entries:
             _register(function.__module__, *(_Entry(self, one) for one in entries))
+
+    @functools.cached_property
+    def _lowering(self) -> Any:  # noqa: ANN401 - Numba's; a process that loads kept programs lowers nothing
+        return _Lowering(self.py_func, self.targetdescr, self._options, {}, _Pipeline)
 
     def lower(self, arguments: Types, returned: Any = None) -> Any:  # noqa: ANN401 - Numba's
         """Return what Numba makes of the function for some types of arguments, without machine code."""
@@ -431,12 +435,17 @@ def _register(module: str, *entries: Any) -> None:  # noqa: ANN401 - either kind
     _registered[module] += entries
 
 
+@functools.cache
+def _element(dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - a Numba type; of a heap's record it takes Numba 8 ms to make
+    return numpy_support.from_dtype(dtype)
+
+
 def argument(kind: Any) -> Any:  # noqa: ANN401 - a Numba type
     """Return the type of an argument; see ``zico.base.compiled.entry``."""
     if isinstance(kind, list):
-        return types.Array(numpy_support.from_dtype(np.dtype(kind[0])), 1, "C")
+        return types.Array(_element(np.dtype(kind[0])), 1, "C")
     if isinstance(kind, np.dtype):
-        return numpy_support.from_dtype(kind)
+        return _element(kind)
     if isinstance(kind, type) and issubclass(kind, tuple):
         return types.BaseTuple.from_types([argument(one) for one in get_type_hints(kind).values()], kind)
     alias = getattr(get_origin(kind), "__value__", None)  # NDArray of NumPy 2.5 is an alias with parameters
