@@ -9,12 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from harness import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,14 +136,6 @@ def started(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
         process.communicate(timeout=DEADLINE_S)
 
 
-def until(is_met: Callable[[], bool]) -> None:
-    """Wait until something holds."""
-    end_s = time.monotonic() + DEADLINE_S
-    while not is_met():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
-
-
 def alive(text: str) -> list[int]:
     """Return the processes whose command line has a text."""
     return [one.pid for one in psutil.process_iter(["cmdline"]) if text in " ".join(one.info["cmdline"] or ())]
@@ -237,7 +229,11 @@ def test_a_call_that_is_told_to_end_leaves_whole_results(tmp_path: Path, table: 
     """SIGTERM ends what runs and what was started early; each line is whole, and the next call goes on."""
     rows = (("good", 60, ""), ("stays", 60, "time.sleep(1000)"), ("early", 60, "", {"waits": True}))
     with started(table(*rows)) as process:
-        until(lambda: "p/good" in states(tmp_path / "out") and len(alive(str(tmp_path / "script.py"))) > 2)
+        until(
+            lambda: "p/good" in states(tmp_path / "out") and len(alive(str(tmp_path / "script.py"))) > 2,
+            DEADLINE_S,
+            "one is measured, and the next one has been started",
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 130
         assert alive(str(tmp_path / "script.py")) == []
