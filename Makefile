@@ -175,7 +175,7 @@ bench-compare: setup ## Time the hot path of OLD=COMMIT and of this checkout in 
 
 # The longer benchmarks, and all of them: `make bench-all`.
 LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
-	paging paging-rivals page-host page-host-rivals saving marks greedy cluster
+	paging paging-rivals page-host page-host-rivals saving held marks greedy cluster
 
 bench-all: bench $(LONG:%=bench-%) evaluation ## Run every benchmark that needs no GPU (about eight hours)
 
@@ -247,6 +247,9 @@ bench-page-host-rivals: setup ## Train a job that pages as other systems decide 
 
 bench-saving: setup ## Simulate pairs that save memory on a GPU (10 minutes)
 	$(BIN)/python benchmarks/saving.py
+
+bench-held: setup ## Count the regions that a job on a GPU holds (3 minutes)
+	$(BIN)/python benchmarks/held.py
 
 bench-marks: setup ## Count marks on a GPU's stream (6 minutes)
 	$(BIN)/python benchmarks/marks.py

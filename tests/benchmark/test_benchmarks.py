@@ -73,6 +73,7 @@ def test_microbenchmarks_reach_their_end(module: str) -> None:
         ("torch_calls.py", "torch.empty"),
         ("zoo.py", "6,342,272"),
         ("marks.py", "beside another: H100, bfloat16"),
+        ("held.py", "DCGAN"),
         ("following.py", "planned allocation"),
         ("tiers.py", "file, page cache"),
         ("gist.py", "MaxPool2DWithIndices.self, Relu.result"),
