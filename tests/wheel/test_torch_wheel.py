@@ -210,7 +210,7 @@ def test_two_jobs_hand_their_memory_to_each_other(broker: Broker, note: dict[str
 
 LAYER_BYTES = 4 * MIB
 LIMIT_BYTES = 28 * MIB
-MADE_LIMIT_BYTES = 32 * MIB
+MADE_LIMIT_BYTES = 40 * MIB
 
 
 def test_saved_tensors_leave_and_return_behind_the_device(broker: Broker, note: dict[str, Any]) -> None:
@@ -229,14 +229,17 @@ def test_saved_tensors_leave_and_return_behind_the_device(broker: Broker, note: 
     assert is_whole(broker)
 
 
-@pytest.mark.parametrize("way", ["swap", "auto", "lms"])
+@pytest.mark.parametrize(("way", "planner"), [("swap", "longest"), ("auto", "longest"), ("lms", "lms")])
 @pytest.mark.parametrize("tier", ["memory:64MiB", "memory:8MiB,file:64MiB"])
-def test_a_job_trains_with_less_than_its_peak(broker: Broker, note: dict[str, Any], way: str, tier: str) -> None:
-    """By need and by plan, within its limit, all that layers save is read back as it was."""
+def test_a_job_trains_with_less_than_its_peak(
+    broker: Broker, note: dict[str, Any], way: str, planner: str, tier: str
+) -> None:
+    """By need and by its planner's plan, within its limit, all that layers save is read back as it was."""
     limits = {"ZICO_JOB_SAVE": way, "ZICO_JOB_LIMIT": f"{LIMIT_BYTES}B", "ZICO_TIER": tier}
     ended = run("pool", broker, "swap_planned", **limits)
     note.setdefault("pool", {})[f"swap_planned {way} {tier}"] = found = ended["swap_planned"]
     assert found["is_equal"]
+    assert found["planner"] == planner
     assert found["planned"] >= 2
     assert min(found["moved_bytes"]) >= 2 * LAYER_BYTES
     assert 0 < found["beside_bytes"] <= found["moved_bytes"][1], "what returns has memory of the stream that copies"
@@ -267,9 +270,9 @@ def test_saved_tensors_are_made_again(broker: Broker, note: dict[str, Any]) -> N
     limits = {"ZICO_JOB_SAVE": "superneurons", "ZICO_JOB_LIMIT": f"{MADE_LIMIT_BYTES}B", "ZICO_TIER": "memory:64MiB"}
     ended = run("pool", broker, "swap_made", **limits)
     note.setdefault("pool", {})["swap_made"] = found = ended["swap_made"]
-    assert found["written"] is not None, found
+    assert found["planner"] == "superneurons"
     assert all(all(each) for each in found["is_equal"])
-    before, after = found["dropped_bytes"][found["written"] - 1], found["dropped_bytes"][-1]
+    before, after = found["dropped_bytes"]
     assert before >= 2 * LAYER_BYTES
     assert after <= before - LAYER_BYTES
     assert (found["away_bytes"], found["failures"]) == (0, 0)

@@ -16,7 +16,6 @@ import io
 import itertools
 import json
 import sys
-import time
 import warnings
 import zlib
 from types import SimpleNamespace
@@ -42,10 +41,11 @@ LOOKS = 8
 CAPTURE_RELAXED = 2
 ILLEGAL_ADDRESS = 700
 LAYER_ELEMENTS = 4 * ELEMENTS
-FEW_LAYERS, MANY_LAYERS, MADE_LAYERS, ITERATIONS = 3, 8, 4, 8
+FEW_LAYERS, MANY_LAYERS, MADE_LAYERS = 3, 8, 4
+ITERATIONS, WRITTEN_ITERATIONS = 8, 3
 WRITTEN = 77.0
-PLANNED, PLAN_S = 2, 30.0
-"""Iterations that are to follow a plan, and the longest that a thread may take to make one."""
+PLAN_S = 120.0
+"""The longest that a thread may take to make a plan: the first one compiles its planner."""
 read_at: list[int] = []
 """Where saved tensors were when layers read them."""
 NOT_ASKED = {
@@ -451,19 +451,24 @@ def swap_queued() -> dict[str, Any]:
     return {**seen, "in_bytes": swapper.figures.in_bytes, "away_bytes": swapper.figures.away_bytes}
 
 
+def _step_with_plan(swapper: Any) -> None:  # noqa: ANN401 - the job's
+    """End the iteration, and wait for its planner: until that answers, what is idle longest leaves."""
+    step()
+    planning = swapper._learner.planning
+    if planning is not None:
+        planning.join(PLAN_S)
+        assert not planning.is_alive(), "a plan takes too long"
+
+
 def swap_planned() -> dict[str, Any]:
-    """Train with less than the peak, until a plan is followed."""
+    """Train with less than the peak, at last by a plan."""
     joined = session.current()
     assert joined is not None
     sources, targets = _pinned(MANY_LAYERS)
     is_equal: list[bool] = []
-    end_s = time.monotonic() + PLAN_S
-    for number in itertools.count():
-        is_followed = joined.swapper.planned_iterations >= PLANNED
-        if number >= ITERATIONS and (is_followed or time.monotonic() > end_s):
-            break
+    for _ in range(ITERATIONS):
         is_equal += _pass(MANY_LAYERS, sources, targets, lambda: None)
-        step()
+        _step_with_plan(joined.swapper)
     status = session.status()
     assert status is not None
     heap = joined.heap.record[0]
@@ -472,6 +477,7 @@ def swap_planned() -> dict[str, Any]:
         "is_equal": all(is_equal),
         "beside_bytes": 4 * LAYER_ELEMENTS * sum(begin <= address < end for address in read_at),
         "planned": joined.swapper.planned_iterations,
+        "planner": status["planner"],
         "moved_bytes": [status["moved_out_bytes"], status["moved_in_bytes"]],
         "peak_bytes": status["peak_bytes"],
         "failures": int(joined.heap.record[0]["streams"]["failures"]),
@@ -479,9 +485,9 @@ def swap_planned() -> dict[str, Any]:
 
 
 def swap_made() -> dict[str, Any]:
-    """Train with less than the peak, by tensors that are made again: copies, which this driver does.
+    """Train with less than the peak, at last by a plan that makes copies again, which this driver does.
 
-    In the last iterations one of them is written to, and PyTorch is not told.
+    In the iterations after those one of the copies is written to, and PyTorch is not told.
     """
     from zico.adapters.torch_rebuilding import replace
     from zico.adapters.torch_recipes import Made, Rule
@@ -501,24 +507,19 @@ def swap_made() -> dict[str, Any]:
     torch.equal = lambda one, other: bool((one.cpu() == other.cpu()).all())  # kernels compare nothing here
     sources, targets = _pinned(2 * MADE_LAYERS)
     other = torch.full((LAYER_ELEMENTS,), WRITTEN).pin_memory()
-    figures, kept_bytes = joined.swapper.figures, []
+    figures, dropped_bytes = joined.swapper.figures, []
     is_equal: list[list[bool]] = []
-    end_s = time.monotonic() + PLAN_S
-    written = None
-    for number in itertools.count():
-        if written is None and joined.swapper.planned_iterations >= PLANNED:
-            written = number
-        if (written is not None and number >= written + 3) or time.monotonic() > end_s:
-            break
+    for number in range(ITERATIONS + WRITTEN_ITERATIONS):
         before_bytes = figures.dropped_bytes
-        is_equal.append(_pass_made(sources, targets, other if written is not None else None))
-        kept_bytes.append(figures.dropped_bytes - before_bytes)
-        step()
-    heap = joined.heap.record[0]
+        is_equal.append(_pass_made(sources, targets, other if number >= ITERATIONS else None))
+        dropped_bytes.append(figures.dropped_bytes - before_bytes)
+        _step_with_plan(joined.swapper)
+    heap, status = joined.heap.record[0], session.status()
+    assert status is not None
     return {
-        "written": written,
+        "planner": status["planner"],
         "is_equal": is_equal,
-        "dropped_bytes": kept_bytes,
+        "dropped_bytes": [dropped_bytes[ITERATIONS - 1], dropped_bytes[-1]],
         "with_cudnn": [*with_cudnn],
         "timed_on": _timed_on(pack.__self__),
         "away_bytes": figures.away_bytes,
@@ -529,13 +530,15 @@ def swap_made() -> dict[str, Any]:
 def _pass_made(sources: list[Any], targets: list[Any], other: Any) -> list[bool]:  # noqa: ANN401 - a tensor
     """Go forward and back through layers that save their result, and a copy of the one before, which has a recipe.
 
+    By their name results are a convolution's, which planners take for dear: those move, and copies
+    are made again.
     With ``other`` the copy of the second layer holds that instead, and no version tells of it.
 
     Returns:
         Whether each has read back what it saved.
     """
 
-    class Both(torch.autograd.Function):  # type: ignore[misc,name-defined]
+    class Convolution(torch.autograd.Function):  # type: ignore[misc,name-defined]
         @staticmethod
         def forward(ctx: Any, copy: Any, number: int) -> Any:  # noqa: ANN401 - PyTorch's
             made = torch.empty_like(copy)
@@ -559,7 +562,7 @@ def _pass_made(sources: list[Any], targets: list[Any], other: Any) -> list[bool]
         is_written = other is not None and number == 1
         if is_written:
             copy.data.copy_(other, non_blocking=True)
-        tensor = Both.apply(copy, number)
+        tensor = Convolution.apply(copy, number)
         wanted += [WRITTEN if is_written else number + 1.0, number + 2.0]
     del copy
     gradient = torch.empty_like(tensor)
