@@ -258,7 +258,8 @@ def test_memory_can_be_registered_for_rdma_where_the_device_can(can: int) -> Non
     """Regions are created with the flag that NCCL and UCX need of them; a device without RDMA is not asked for it."""
     with TwinDevice(attributes={"GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED": can}) as device, create(device, 2) as memory:
         handles = np.ctypeslib.as_array((ctypes.c_uint64 * 2).from_address(memory.handle))
-        assert [device.twin.can_be_registered(int(handle)) for handle in handles] == [bool(can)] * 2
+        found = [device.driver.call("cuMemGetAllocationPropertiesFromHandle", int(handle)) for handle in handles]
+        assert [one.allocFlags.gpuDirectRDMACapable for one in found] == [can] * 2
 
 
 def test_free_bytes_need_no_lasting_context() -> None:

@@ -172,6 +172,16 @@ class MemoryFunctions(Core):
             self._handle(handle).released = True
             self._collect(number(handle))
 
+    @entry(virtual=True)
+    def cuMemGetAllocationPropertiesFromHandle(self, handle: Value) -> Value:
+        """Return what was asked for when memory was created here."""
+        with self.lock:
+            found = self._handle(handle)
+            prop = real.CUmemAllocationProp()
+            prop.type = real.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+            prop.allocFlags.gpuDirectRDMACapable = int(found.for_rdma)
+            return prop
+
     def _check_properties(self, prop: Value) -> bool:
         """Tell whether memory of the host is asked for.
 
@@ -187,10 +197,6 @@ class MemoryFunctions(Core):
             refuse_unless(kind == 0 if place == _ON_HOST else int(prop.location.id) == self.host_node)
         refuse_unless(kind in (0, _FILE_DESCRIPTOR), "NOT_SUPPORTED")
         return place != _ON_DEVICE
-
-    def can_be_registered(self, handle: Value) -> bool:
-        """Tell whether memory that was created here can be registered for RDMA."""
-        return self._handle(handle).for_rdma
 
     def _add(self, memory: Memory, kind: int, *, on_host: bool = False, for_rdma: bool = False) -> Value:
         self._handles[self._next_handle] = Handle(memory, kind == _FILE_DESCRIPTOR, _inode(memory), on_host, for_rdma)
