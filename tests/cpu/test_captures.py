@@ -34,10 +34,10 @@ def timeline() -> Iterator[Timeline]:
 
 @pytest.fixture
 def way() -> Iterator[Way]:
-    """Return a job's way onto the twin's timeline, by kernels; in the end the device must have everything back."""
+    """Return a job's way onto the twin's timeline, in a pool that scrubs; in the end the device has everything back."""
     with TwinDevice() as device:
         register(device.twin)
-        with pool_on(device) as member:
+        with pool_on(device, isolate=True) as member:
             made = Way(device, member)
             yield made
             made.timeline.close()

@@ -32,10 +32,11 @@ _ONE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
 
 @contextlib.contextmanager
-def pool_on(device: TwinDevice) -> Iterator[PoolTable]:
+def pool_on(device: TwinDevice, *, isolate: bool = False) -> Iterator[PoolTable]:
     """Give this process's place in a pool on the device."""
     sizes = {"budget_bytes": 4 * REGION_BYTES, "region_bytes": REGION_BYTES}
-    with PoolTable.create(**sizes, use_claims=False, self_admit=True, driver=device.driver) as made:
+    ways = {"use_claims": False, "self_admit": True, "isolate": isolate}
+    with PoolTable.create(**sizes, **ways, driver=device.driver) as made:
         job = made.join(os.getpid(), "a")
         copies = (device.driver.export_pieces(made.memory), os.dup(made.table_fd), os.dup(made.notify_fd))
         with PoolTable.join_pool(*copies, job, device.driver) as member:
