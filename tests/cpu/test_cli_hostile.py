@@ -217,7 +217,7 @@ def test_streams_that_are_full_or_closed_are_no_traceback(script: str, code: int
 def test_too_few_addresses_are_a_sentence() -> None:
     """Libraries that cannot be loaded for it are named, with the remedy, in one line."""
     limit_bytes = 200 << 20
-    code, said = ended("$0 $1 $2 doctor", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit_bytes,) * 2))
+    code, said = ended("$0 $1 $2 --help", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit_bytes,) * 2))
     assert code == 1
     assert said.startswith("zico: 200 MiB of addresses are too few: ")
     assert said.endswith("; raise the limit, as in ulimit -v unlimited\n")

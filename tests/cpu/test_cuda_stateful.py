@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from twin_device import MIB, TwinDevice
 
 from zico.base.errors import DriverError
+from zico.device.api import close_descriptors
 
 if TYPE_CHECKING:
     from zico.device.api import Memory, Owned
@@ -76,10 +77,11 @@ class DriverMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.memories)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        """Export a memory and import it again, as another process would."""
+        """Export a memory and import it again, as another process would; what is exported is imported before."""
         made = data.draw(st.sampled_from(self.memories))
         descriptors = self.device.driver.export_pieces(made.memory)
         memory = self.device.driver.import_pieces(descriptors, made.memory.size_bytes, UNIT)
+        close_descriptors(self.device.driver.export_pieces(memory))
         self.memories.append(Made(memory, made.pieces))
 
     @precondition(lambda self: self.memories)
