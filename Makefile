@@ -56,7 +56,7 @@ test: setup ## Run every test that needs no GPU
 	$(BIN)/python -m zico.base.warming # compile once, before tests with deadlines start brokers
 	$(BIN)/python -m pytest tests/framework tests/process tests/cpu $(WORKERS)
 
-test-benchmarks: setup ## Run every benchmark for a moment, and rehearse the run on a GPU (three minutes)
+test-benchmarks: setup ## Run every benchmark for a moment, and rehearse the run on a GPU (seven minutes)
 	$(BIN)/python -m zico.base.warming
 	$(BIN)/python -m pytest tests/benchmark $(WORKERS)
 
