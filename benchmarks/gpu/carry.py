@@ -7,6 +7,7 @@ which commit the sources are, with their digest: a checkout without history asks
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import os
@@ -70,15 +71,17 @@ def _make() -> None:
     from zico.kernels import compilation
 
     from zico.base import programs, warming
+    from zico.base.errors import ConfigError
     from zico.base.paths import code_directory
 
     kernels = importlib.import_module("zico.kernels")
     warming.compile_all(*warming.ALL)
     wanted = {programs.program(name).file for name in warming.ALL} | {compilation.cache_directory()}
     for module in pkgutil.iter_modules(kernels.__path__, "zico.kernels."):
-        for one in vars(importlib.import_module(module.name)).values():
-            if isinstance(one, compilation.Kernel):
-                compilation.image(one)
+        with contextlib.suppress(ConfigError):  # those in Triton, which compiles and keeps its own
+            for one in vars(importlib.import_module(module.name)).values():
+                if isinstance(one, compilation.Kernel):
+                    compilation.image(one)
     for place in set(code_directory().iterdir()) - wanted:
         shutil.rmtree(place) if place.is_dir() else place.unlink()
     for argv in REHEARSED:  # whatever they compile besides stays in the cache
