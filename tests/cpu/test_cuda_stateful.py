@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from twin_device import MIB, TwinDevice
 
 from zico.base.errors import DriverError
-from zico.device.api import close_descriptors
 
 if TYPE_CHECKING:
     from zico.device.api import Memory, Owned
@@ -32,10 +31,15 @@ class Piece:
 
 @dataclasses.dataclass
 class Made:
-    """A memory, and the pieces it must be made of; imported memory shares another's."""
+    """A memory, and the pieces it must be made of; imported memory shares another's.
+
+    A piece is imported when it is mapped or exported for the first time, and the first one at once.
+    """
 
     memory: Memory
     pieces: list[Piece]
+    handles: set[int]
+    """Of which pieces there are handles."""
 
 
 @dataclasses.dataclass
@@ -72,17 +76,17 @@ class DriverMachine(RuleBasedStateMachine):
             assert (status, fits) == (2, False)
         else:
             assert fits
-            self.memories.append(Made(memory, [Piece() for _ in range(pieces)]))
+            self.memories.append(Made(memory, [Piece() for _ in range(pieces)], set(range(pieces))))
 
     @precondition(lambda self: self.memories)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        """Export a memory and import it again, as another process would; what is exported is imported before."""
+        """Export a memory and import it again, as another process would."""
         made = data.draw(st.sampled_from(self.memories))
         descriptors = self.device.driver.export_pieces(made.memory)
+        made.handles.update(range(len(made.pieces)))
         memory = self.device.driver.import_pieces(descriptors, made.memory.size_bytes, UNIT)
-        close_descriptors(self.device.driver.export_pieces(memory))
-        self.memories.append(Made(memory, made.pieces))
+        self.memories.append(Made(memory, made.pieces, {0}))
 
     @precondition(lambda self: self.memories)
     @rule(data=st.data())
@@ -118,6 +122,7 @@ class DriverMachine(RuleBasedStateMachine):
                 self.device.driver.map(*arguments)
         else:
             self.device.driver.map(*arguments)
+            made.handles.update(range(first, first + count))
             space.slots[slot : slot + count] = made.pieces[first : first + count]
 
     @precondition(lambda self: self.spaces)
@@ -160,7 +165,7 @@ class DriverMachine(RuleBasedStateMachine):
         if not hasattr(self, "spaces"):
             return
         leaks = self.device.twin.leaks()
-        assert leaks.get("handles", 0) == sum(len(made.pieces) for made in self.memories)
+        assert leaks.get("handles", 0) == sum(len(made.handles) for made in self.memories)
         assert leaks.get("reservations", 0) == len(self.spaces)
         assert leaks.get("mappings", 0) == sum(1 for space in self.spaces for piece in space.slots if piece)
 

@@ -83,6 +83,7 @@ class MemoryFunctions(Core):
         self.serves_rdma = False
         """Whether memory can be registered for RDMA."""
         self._others: dict[int, int] = {}  # inode of another process's memory, which is on this device, too -> bytes
+        self._created: dict[int, int] = {}  # inode of memory that was created here -> bytes
         self.context_bytes = 0
         """What a context takes of the device."""
         self._workspaces: dict[int, int] = {}  # context -> bytes
@@ -110,15 +111,21 @@ class MemoryFunctions(Core):
 
     def _held_bytes(self, *, on_host: bool) -> int:
         held = {one.inode: one.memory.size_bytes for one in self._handles.values() if one.on_host == on_host}
-        return sum((held if on_host else self._others | held).values())
+        if on_host:
+            return sum(held.values())
+        if self._created.keys() - held.keys():
+            self._forget_what_nobody_holds(held)
+        return sum((self._others | self._created | held).values())
+
+    def _forget_what_nobody_holds(self, held: dict[int, int]) -> None:
+        """Keep of what was created here what has a handle, or a descriptor by which it can be imported."""
+        kept = held.keys() | _open_here().keys()
+        self._created = {inode: size for inode, size in self._created.items() if inode in kept}
 
     def _notice_others(self) -> None:
         """Note what another process's twin has created, as far as a descriptor of it is open here."""
-        for descriptor in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the one by which the directory is read
-                if str(descriptor.readlink()).startswith(_LINK):
-                    found = descriptor.stat()
-                    self._others[found.st_ino] = found.st_size
+        found = _open_here()
+        self._others |= {inode: found[inode] for inode in found.keys() - self._created.keys()}
 
     @entry()
     def cuMemGetAllocationGranularity(self, prop: Value, _option: Value) -> int:
@@ -139,6 +146,8 @@ class MemoryFunctions(Core):
             memory = self._from_host(lambda: self.host.create_memory(size, _LABEL))
             for_rdma = bool(prop.allocFlags.gpuDirectRDMACapable)
             refuse_unless(self.serves_rdma or not for_rdma, "NOT_SUPPORTED")
+            if not on_host:
+                self._created[_inode(memory)] = size
             return self._add(memory, int(prop.requestedHandleTypes), on_host=on_host, for_rdma=for_rdma)
 
     @entry(virtual=True)
@@ -414,6 +423,17 @@ class MemoryFunctions(Core):
         """Write one byte everywhere in a range."""
         with self.lock:
             ctypes.memset(self.locate(address, size_bytes), byte, size_bytes)
+
+
+def _open_here() -> dict[int, int]:
+    """Return the memory of twins of which this process has a descriptor: its inode and bytes."""
+    found: dict[int, int] = {}
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one by which the directory is read
+            if str(descriptor.readlink()).startswith(_LINK):
+                stat = descriptor.stat()
+                found[stat.st_ino] = stat.st_size
+    return found
 
 
 def _inode(memory: Memory) -> int:
