@@ -216,7 +216,7 @@ def test_jobs_leave_half_of_what_is_free_marked(device: SoftwareDevice) -> None:
 def test_a_thread_marks_for_who_begins_to_wait_while_its_job_sleeps(device: SoftwareDevice) -> None:
     """Invariant 7: what a job has freed without a mark comes to who waits although the job makes no more calls."""
     with jobs(device, 32, 2, beside_bytes=ALONE_BYTES, wait_limit_s=DEADLINE_S) as (asleep, other):
-        stop = timeline.keep_marked(asleep.heap)
+        stop = timeline.start_progress_thread(asleep.heap)
         for tensor in [allocated(asleep, 2 * MIB) for _ in range(3)]:
             asleep.free(tensor)
         assert device.marks == 0

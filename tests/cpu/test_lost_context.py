@@ -28,9 +28,9 @@ CALLS: dict[str, Callable[[DeviceTenant], object]] = {
     "wait for memory": lambda job: job.allocate(3 * MIB),
     "boundaries": lambda job: [allocator.mark(job.record[0]) for _ in range(2)],
     "settle": lambda job: [on_stream.settle(job.record[0]) for _ in range(2)],
-    "no call": lambda job: [on_stream.supervise(job.record[0]) for _ in range(2)],
+    "no call": lambda job: [on_stream.look_after_waits(job.record[0]) for _ in range(2)],
 }
-"""What a job may still do. Its supervisor, which calls ``supervise``, is there in any case."""
+"""What a job may still do. Its progress thread, which calls ``look_after_waits``, is there in any case."""
 
 
 class Pair:
@@ -104,7 +104,7 @@ def test_only_who_stands_still_is_looked_at(device: SoftwareDevice, pair: Pair) 
     def look(times: int) -> int:
         before = device.looks
         for _ in range(times):
-            on_stream.supervise(pair.a.record[0])
+            on_stream.look_after_waits(pair.a.record[0])
         return device.looks - before
 
     assert look(1) == 0

@@ -115,17 +115,6 @@ def fault() -> str:
     return _FAULT or ("ZICO_COMPILER is numba" if os.environ.get("ZICO_COMPILER") == "numba" else "")
 
 
-LEVELS = {
-    "x86-64-v3": ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"),
-    "x86-64-v2": ("cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3"),
-    "x86-64": (),
-}
-"""Of x86-64 processors, and what each has beyond the next one here; Zico's code has no use for a higher one.
-
-Source: x86-64 psABI, "Processor-Specific Micro-Architecture Levels",
-https://gitlab.com/x86-psABIs/x86-64-ABI """
-
-
 # -- what is lowered -------------------------------------------------------------------------------
 
 try:
@@ -585,6 +574,18 @@ class _Codegen(JITCPUCodegen):  # type: ignore[misc]
 
     def _get_host_cpu_features(self) -> Any:  # noqa: ANN401 - Numba's
         return "" if level() else super()._get_host_cpu_features()
+
+
+LEVELS = {
+    "x86-64-v3": ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"),
+    "x86-64-v2": ("cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3"),
+    "x86-64": (),
+}
+"""Of x86-64 processors, and what each has beyond the next one here; Zico's code has no use for a higher one.
+
+Source: x86-64 psABI, "Processor-Specific Micro-Architecture Levels",
+https://gitlab.com/x86-psABIs/x86-64-ABI
+"""
 
 
 def level() -> str:

@@ -267,7 +267,7 @@ class Heap:
             self.planning = Planning(self)
             self.planning.start()
         if self.record[0]["streams"]["address"]:
-            self._undo.callback(timelines.keep_marked(self))
+            self._undo.callback(timelines.start_progress_thread(self))
         self.record[0]["attached"] = Attached.YES
 
     def record_to(self, ring: RingFile) -> None:

@@ -450,7 +450,7 @@ class Streams(Record):
     spacing_bytes: I8  # freed on a stream between two marks, unless somebody waits
     alone_bytes: I8  # the same for the first stream while no other job is there
     beside_bytes: I8  # and while others are there, none of whom waits
-    keeps_marked: I8  # 1: a thread of this job puts marks for who waits (zico.heap.cuda.on_stream.keep_marked)
+    has_progress_thread: I8  # 1: until it is told to end (zico.heap.cuda.on_stream.progress_thread)
     unmarked_bytes: I8  # of all streams
     taken_over: I8  # the slot that another stream has taken over last, 0: none yet
     mixed: I8  # bit k: a tensor that was used in slot k may mean a stream that lost it

@@ -5,7 +5,7 @@ Theory of operation
     driver ends the job's context. The driver does that when nobody has its files open any more; a
     forked child may. The broker therefore first *buries* a dead job: the job gets nothing more and
     keeps its regions. When nothing holds its context (``zico.broker.lingering``), the broker reaps
-    it. Without a broker nobody can tell, so a job's supervisor or one that waits reaps it after
+    it. Without a broker nobody can tell, so a job's progress thread or one that waits reaps it after
     ``LINGER_NS``.
 
     A context that outlives ``LINGER_NS`` goes on with its marks, and sets counters to smaller

@@ -129,7 +129,7 @@ class Header(Record):
     grouped: I4  # 1: some job has been in a group (zico.pool.groups)
     bare_head: I4  # the first bare region of the list, NOBODY: there is none
     continued: I4  # the thread that was continued inside the mutex and is to be stopped again, or 0
-    marks_asked: I4  # futex word: changes when a thread waits and only a job's mark is missing (keep_marked)
+    marks_asked: I4  # futex word: changes when a thread waits and only a job's mark is missing (progress_thread)
     pid_namespace: I8  # the broker's, of which the numbers of processes are (zico.pool.living)
     alone_since_ns: I8  # when alone_job last grew (CLOCK_MONOTONIC)
     recoveries: I8  # times the mutex's owner had died

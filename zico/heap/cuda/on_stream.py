@@ -492,7 +492,7 @@ def mark_for_others(heap: HeapRecord) -> None:
 
 
 @entry(HEAP)
-def supervise(heap: HeapRecord) -> None:
+def look_after_waits(heap: HeapRecord) -> None:
     """Let no stream wait for what never comes: for marks of this job's, if its context is lost, or of dead jobs.
 
     Does nothing before the next look is due. The dead are the broker's, while there is one.
@@ -506,25 +506,25 @@ def supervise(heap: HeapRecord) -> None:
 
 
 @entry(HEAP)
-def keep_marked(heap: HeapRecord) -> None:
-    """Put marks whenever somebody waits for them, and supervise waits, until ``stop_keeping``.
+def progress_thread(heap: HeapRecord) -> None:
+    """Put marks whenever somebody waits for them, and look after waits, until ``stop_progress_thread``.
 
     For a thread of its own, without the GIL.
     """
     keep_out_of_line()
-    while heap.streams.keeps_marked != 0:
+    while heap.streams.has_progress_thread != 0:
         word = header_of(pool_of(heap)).marks_asked
         mark_for_others(heap)
-        supervise(heap)
+        look_after_waits(heap)
         waiting.sleep_until_marks_are_asked(pool_of(heap), word)
 
 
 @entry(HEAP)
-def stop_keeping(heap: HeapRecord) -> None:
-    """Let ``keep_marked`` end; afterwards it puts no mark any more."""
+def stop_progress_thread(heap: HeapRecord) -> None:
+    """Let ``progress_thread`` end; afterwards it puts no mark any more."""
     keep_out_of_line()
     private_lock(heap.mutex_address)  # a mark that is being put is there afterwards
-    heap.streams.keeps_marked = 0
+    heap.streams.has_progress_thread = 0
     private_unlock(heap.mutex_address)
     lock(pool_of(heap))
     waiting.change_marks_asked(pool_of(heap))

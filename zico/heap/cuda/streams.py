@@ -17,8 +17,8 @@ Theory of operation
     is taken to last. Each allocation marks what has become due: others have come or wait, or free
     memory has become scarce.
 
-    A thread of the job puts the marks for who begins to wait while the job's other threads make no
-    call (``zico.heap.cuda.on_stream.keep_marked``). Who waits wakes it.
+    The job's *progress thread* puts the marks for who begins to wait while its other threads make
+    no call (``zico.heap.cuda.on_stream.progress_thread``). Who waits wakes it.
 
     When all slots are taken, a further stream takes one over. It waits on the device for all that
     the old stream was given, so a slot's order goes on from stream to stream. A slot is *idle* if
@@ -34,9 +34,9 @@ Theory of operation
     A kernel that faults takes its context along: the driver refuses every call from then on. The
     marks that were on the device never come, and other jobs' streams may wait for them. So the
     first refusal that says so, of whatever call, lets all of the job's marks come (``is_lost_by``).
-    The thread that puts marks looks where no call is made. From then on
-    marks come at once, nothing is waited for, and what the job frees goes back to the pool. It is
-    given nothing more: each request brings the framework's own error.
+    The progress thread looks where no call is made. From then on marks come at once, nothing is
+    waited for, and what the job frees goes back to the pool. It is given nothing more: each request
+    brings the framework's own error.
 
 Guarantees
     2. The counters of a job that lives are set by its processor only where its device does nothing

@@ -118,9 +118,9 @@ def fill(heap: Heap, timeline: Timeline) -> None:
         record["streams"][field] = getattr(timeline, field)
     record["streams"]["spacing_bytes"] = timeline.spacing_bytes
     record["streams"]["alone_bytes"] = timeline.alone_bytes
+    record["streams"]["beside_bytes"] = timeline.beside_bytes
     for field in ("look_address", "look_ns", "settle_ns"):
         record["streams"][field] = getattr(timeline, field)
-    record["streams"]["beside_bytes"] = timeline.beside_bytes
     record["captures"]["graph_pools_address"] = heap.zeros(GRAPH_POOL, MAX_GRAPH_POOLS).ctypes.data
     record["captures"]["pieces_address"] = heap.zeros(PIECE, MAX_PIECES).ctypes.data
     record["captures"]["stream"] = timeline.capture_stream
@@ -147,19 +147,18 @@ def _fill_next_tier(heap: Heap) -> None:
     heap.back_with(overflow=backing.overflow, retire=backing.retire)
 
 
-def keep_marked(heap: Heap) -> Callable[[], None]:
-    """Start the job's supervisor: it puts marks for who waits while the job makes no call, and looks after waits.
-
-    Returns what ends it.
+def start_progress_thread(heap: Heap) -> Callable[[], None]:
+    """Start the thread that puts marks for who waits while the job makes no call, and looks after waits.
 
     It imports nothing and compiles nothing, as the planning thread, and ends before the driver does.
+    Returns what ends it.
     """
     from zico.heap.cuda import on_stream
 
     record = heap.record[0]
-    on_stream.keep_marked(record)  # loads what the thread calls, and ends at once
-    record["streams"]["keeps_marked"] = 1
-    thread = threading.Thread(target=on_stream.keep_marked, args=(record,), name="zico-marks", daemon=True)
+    on_stream.progress_thread(record)  # loads what the thread calls, and ends at once
+    record["streams"]["has_progress_thread"] = 1
+    thread = threading.Thread(target=on_stream.progress_thread, args=(record,), name="zico-progress", daemon=True)
     thread.start()
     pid = os.getpid()
 
@@ -167,7 +166,7 @@ def keep_marked(heap: Heap) -> Callable[[], None]:
         atexit.unregister(stop)
         if os.getpid() != pid:  # a forked child has neither the thread nor the device
             return
-        on_stream.stop_keeping(record)
+        on_stream.stop_progress_thread(record)
         thread.join(STOP_S)
 
     atexit.register(stop)
