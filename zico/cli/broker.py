@@ -198,14 +198,16 @@ def _start(device: str, path: Path, words: Sequence[str]) -> str:
     Nothing of it is left where it fails.
     """
     log = path.with_suffix(LOG_SUFFIX)
-    with _new_log(log) as said, contextlib.ExitStack() as undo:
-        undo.callback(log.unlink, missing_ok=True)
-        lines = start_broker(words, said, lambda text: click.echo(f"zico: {text}", err=True))
-        if lines is not None:
-            raise CommandError(f"the broker of {device} could not start: {_last_of(lines)}", exit_code=1)
-        undo.pop_all()
-        for line in lines_of(said):
-            click.echo(line, err=True)
+    with contextlib.ExitStack() as undo:
+        # Ctrl-C may come as soon as the file is there, so what removes it stands before.
+        undo.callback(_remove, log)
+        with _new_log(log) as said:
+            lines = start_broker(words, said, lambda text: click.echo(f"zico: {text}", err=True))
+            if lines is not None:
+                raise CommandError(f"the broker of {device} could not start: {_last_of(lines)}", exit_code=1)
+            undo.pop_all()
+            for line in lines_of(said):
+                click.echo(line, err=True)
     head = read_head(path)
     process = f" (process {head.broker.pid})" if head else ""
     return f"the broker of {device} is ready{process}"
@@ -374,6 +376,12 @@ def _new_log(path: Path) -> Any:  # noqa: ANN401 - a file that is also a context
         return path.open("x+b")
     except OSError as error:
         raise ConfigError(f"the broker's log {path} cannot be written: {error.strerror}") from None
+
+
+def _remove(log: Path) -> None:
+    """Remove a broker's log if that is possible: a folder that refuses it has been told of by ``_new_log``."""
+    with contextlib.suppress(OSError):
+        log.unlink()
 
 
 def _last_of(lines: Sequence[str]) -> str:
