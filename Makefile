@@ -54,14 +54,14 @@ WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder --benchmark-d
 
 test: setup ## Run every test that needs no GPU
 	$(BIN)/python -m zico.base.warming # compile once, before tests with deadlines start brokers
-	$(BIN)/python -m pytest tests/framework tests/process tests/cpu $(WORKERS)
+	$(BIN)/python -m pytest tests/framework tests/process tests/cpu tests/lab $(WORKERS)
 
 test-benchmarks: setup ## Run every benchmark for a moment, and rehearse the run on a GPU (seven minutes)
 	$(BIN)/python -m zico.base.warming
 	$(BIN)/python -m pytest tests/benchmark $(WORKERS)
 
 test-cpu: setup ## Run the tests that take seconds and start no processes
-	$(BIN)/python -m pytest tests/cpu $(WORKERS)
+	$(BIN)/python -m pytest tests/cpu tests/lab $(WORKERS)
 
 test-gpu: $(GPU_SETUP) ## Run the tests that need a GPU; fails where there is none (OFFLINE=1: with PYTHON as it is)
 	$(GPU_PYTHON) -m zico.base.warming # compile once: tests have deadlines
@@ -103,7 +103,7 @@ VERSIONS_PYTHON ?= python3.12
 VERSIONS_PACKAGES ?= numpy==2.5.5 torch==2.11.0 jax==0.11.2 jaxlib==0.11.2
 VERSIONS_STAMP := $(VERSIONS)/.installed
 VERSIONS_TESTS := tests/framework/test_torch*.py tests/framework/test_jax.py tests/framework/test_exactness.py \
-	tests/framework/test_xla_cuda.py tests/process/test_software_cuda.py tests/process/test_cuda_twin*.py tests/cpu
+	tests/framework/test_xla_cuda.py tests/process/test_software_cuda.py tests/process/test_cuda_twin*.py tests/cpu tests/lab
 
 $(VERSIONS_STAMP): setup.cfg setup.py constraints.txt
 	$(VERSIONS_PYTHON) -m venv $(VERSIONS)
@@ -321,7 +321,7 @@ inplace: ## Make the checkout importable without installing (PYTHONSAFEPATH=1 PY
 	rm -rf build/inplace
 	mkdir -p build/inplace/zico
 	for entry in zico/*; do ln -s "$(CURDIR)/$$entry" build/inplace/zico/; done
-	ln -s "$(CURDIR)/adapters" "$(CURDIR)/kernels" build/inplace/zico/
+	ln -s "$(CURDIR)/adapters" "$(CURDIR)/kernels" "$(CURDIR)/lab" build/inplace/zico/
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report

@@ -41,12 +41,12 @@ from agreement_text import LOW_SHARE, TWINS, TWINS_SHARE, UNEQUAL_SHARE, again_t
 from together import Job
 
 from zico.broker.protocol.messages import WaitKind
+from zico.lab.simulator.oracle import possible
 from zico.report.files import JSON_NAME
+from zico.scheduler.curves import profile_of
 from zico.scheduler.policies import policy_named
+from zico.scheduler.simulate import Load, Simulation
 from zico.scheduler.state import Profile
-from zico.simulator.jobs_file import profile_of
-from zico.simulator.oracle import possible
-from zico.simulator.simulate import Load, Simulation
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -20,9 +20,9 @@ import swap
 import zoo
 
 from zico.base.units import GIB
+from zico.lab.saving.files import swap_iteration
+from zico.lab.saving.judge import judge
 from zico.planning.packing.problem import NoPlan
-from zico.planning.saving.files import swap_iteration
-from zico.planning.saving.mixed import judge
 from zico.planning.saving.problem import Link
 from zico.planning.saving.recomputation import graph_of
 from zico.planning.saving.registry import save_planner

@@ -31,13 +31,13 @@ import common
 import numpy as np
 
 from zico.base.errors import ProblemError
+from zico.lab.simulator import oracle
 from zico.scheduler.packed import Compiled
 from zico.scheduler.plan import decide
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import floors
+from zico.scheduler.simulate import Load, Simulation
 from zico.scheduler.state import Profile
-from zico.simulator import oracle
-from zico.simulator.simulate import Load, Simulation
 from zico.trace.profile import CURVE, merge
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from zico.heap.cuda import on_stream
 from zico.heap.cuda.timeline import ALONE_BYTES, BESIDE_BYTES, Timeline
 from zico.heap.layout import HEAP
 from zico.heap.plan_thread import Planning
-from zico.planning.packing.files import iteration_problem
+from zico.planning.packing.from_trace import iteration_problem
 from zico.pool.table import PoolTable
 from zico.trace.roofline import device_model
 

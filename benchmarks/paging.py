@@ -15,22 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
-from lab.lms_vdnn import lms, tensors_of, vdnn
 
 from zico.base.units import KIB
+from zico.lab.packing.caching import reserved_by_caching
+from zico.lab.simulator.lms_vdnn import lms, tensors_of, vdnn
+from zico.lab.simulator.paging_simulation import Device, Paging
+from zico.lab.simulator.paging_workload import Naming, Workload, workload
 from zico.offload.paging_layout import ALL, DEEPUM, DEGREE, PREEVICT, PREFETCH, TUNE, Sizes
-from zico.planning.packing.caching import reserved_by_caching
-from zico.planning.packing.files import iteration_problem
-from zico.simulator.paging_simulation import Device, Paging
-from zico.simulator.paging_workload import Naming, Workload, workload
+from zico.planning.packing.from_trace import iteration_problem
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
     from pathlib import Path
 
-    from lab.lms_vdnn import Tensors
-
+    from zico.lab.simulator.lms_vdnn import Tensors
     from zico.trace.events import Trace
 
 QUESTION = "What does paging with learned prefetch bring on a GPU, by the simulator, beside what was published?"

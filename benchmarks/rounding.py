@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import common
 import zoo
 
+from zico.lab.saving.checkmate import least_cost_ns
+from zico.lab.saving.files import swap_iteration
+from zico.lab.saving.schedules import Schedule, plan
 from zico.planning.packing.problem import NoPlan
-from zico.planning.saving.checkmate import least_cost_ns
-from zico.planning.saving.files import swap_iteration
 from zico.planning.saving.recomputation import Graph, graph_of, judge
 from zico.planning.saving.registry import save_planner
-from zico.planning.saving.schedules import Schedule, plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,21 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 import common
 
-from zico.planning.packing.files import iteration_problem
+from zico.lab.simulator.compare import Pool, horizon_of, simulate
+from zico.lab.simulator.device_models import device_model_named
+from zico.lab.simulator.jobs_file import finest_region
+from zico.lab.simulator.paging_simulation import by_paging
+from zico.lab.simulator.saving import over, simulate_saving
+from zico.lab.simulator.ways_to_save import by_planner
+from zico.planning.packing.from_trace import iteration_problem
+from zico.scheduler.curves import in_regions, profile_of
+from zico.scheduler.operating_points import limited
 from zico.scheduler.policies import policy_named
-from zico.simulator.compare import Pool, horizon_of, simulate
-from zico.simulator.device_model import device_model_named
-from zico.simulator.jobs_file import finest_region, in_regions, profile_of
-from zico.simulator.operating_points import limited, over, simulate_saving
-from zico.simulator.paging_simulation import by_paging
-from zico.simulator.simulate import Load, peak_of
-from zico.simulator.ways_to_save import by_planner
+from zico.scheduler.simulate import Load, peak_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from zico.lab.simulator.compare import Result
     from zico.scheduler.state import OperatingPoint
-    from zico.simulator.compare import Result
     from zico.trace.events import Trace
 
 QUESTION = "What do pairs gain on a V100 in half of the sum of their peaks that go on with less?"

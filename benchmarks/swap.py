@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import common
 import numpy as np
 
+from zico.lab.saving.bound import least_overhead, least_peak
+from zico.lab.saving.flow import Flow, FlowOptions
+from zico.lab.saving.packing import lowest_limit
+from zico.lab.saving.replay import replay
 from zico.planning.packing.problem import NoPlan
-from zico.planning.saving.bound import least_overhead, least_peak
-from zico.planning.saving.flow import Flow, FlowOptions
-from zico.planning.saving.packing import lowest_limit
 from zico.planning.saving.problem import PERSISTENT, Link, SwapProblem
 from zico.planning.saving.registry import swap_planner
-from zico.planning.saving.replay import replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def published_problems() -> Iterator[tuple[str, str, SwapProblem]]:
     """Yield name, times and problem of the published nets: with the roofline's times and with published ones."""
     import zoo
 
-    from zico.planning.saving.files import swap_iteration
+    from zico.lab.saving.files import swap_iteration
 
     for name, row in PUBLISHED.items():
         model = zoo.Model(name, row.function.partition("_")[0], row.function, "100", 0, "", {})
@@ -85,7 +85,7 @@ def zoo_problems() -> Iterator[tuple[str, str, SwapProblem]]:
     """Yield the same of the zoo, with its device's roofline."""
     import zoo
 
-    from zico.planning.saving.files import swap_iteration
+    from zico.lab.saving.files import swap_iteration
 
     for name, model in zoo.ZOO.items():
         yield name, "roofline", swap_iteration(zoo.zoo_trace(model), out=PCIE, back=PCIE).problem

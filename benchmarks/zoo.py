@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, _ExperimentalConfig
 
 from zico.base.paths import cache_root
 from zico.base.units import GIB, KIB
-from zico.planning.packing.files import iteration_problem
+from zico.planning.packing.from_trace import iteration_problem
 from zico.trace.events import Kind
 from zico.trace.files import read_trace, write_trace
 from zico.trace.roofline import device_model
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from zico.planning.packing.problem import Problem
     from zico.trace.events import Trace
 
-fake_trace = importlib.import_module("zico.adapters.torch_fake").fake_trace  # mypy knows it by another name
+fake_trace = importlib.import_module("zico.lab.frameworks.torch_fake").fake_trace  # mypy knows it by another name
 MODELS = common.ROOT / "benchmarks" / "models"
 DEVICE = "a100-80gb"
 HOST = "cpu-2core"

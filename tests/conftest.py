@@ -32,7 +32,7 @@ for heeded in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, sig
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FOLDERS = ("framework", "process", "cpu")
+FOLDERS = ("framework", "process", "cpu", "lab")
 """Of tests, by how long a file takes."""
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("zico", "adapters", "kernels")
+SOURCES = ("zico", "adapters", "kernels", "lab")
 
 
 def source_files(folders: tuple[str, ...] = SOURCES) -> list[Path]:

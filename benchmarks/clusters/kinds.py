@@ -15,9 +15,9 @@ import numpy as np
 from paper.published import REGION_BYTES
 from paper.work import KERNEL_NS, step_of
 
-from zico.planning.packing.files import iteration_problem
+from zico.planning.packing.from_trace import iteration_problem
 from zico.planning.packing.judge import live_bytes
-from zico.simulator.jobs_file import profile_of
+from zico.scheduler.curves import profile_of
 from zico.trace.roofline import device_model
 
 if TYPE_CHECKING:

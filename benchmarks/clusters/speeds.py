@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from paper.published import REGION_BYTES
 
 from clusters.kinds import CARD, regions_of
+from zico.lab.simulator.device_models import DEVICE_MODELS
 from zico.scheduler.policies import policy_named
-from zico.simulator.device_model import DEVICE_MODELS
-from zico.simulator.simulate import Load, Simulation
+from zico.scheduler.simulate import Load, Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

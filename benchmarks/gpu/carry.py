@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # PYTHONSAFEPATH l
 import common
 
 CODE, COMMIT = "code.tar.gz", "commit"
-SOURCES = ("zico", "kernels", "adapters", "benchmarks")
+SOURCES = ("zico", "kernels", "adapters", "lab", "benchmarks")
 REHEARSED = (
     ("benchmarks/gpu/progress.py", "--smoke"),
     ("benchmarks/gpu/maps.py", "--twin", "--result", os.devnull),

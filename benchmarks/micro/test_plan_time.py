@@ -15,10 +15,10 @@ import pytest
 import zoo
 from swap import PCIE, stand_in
 
+from zico.lab.saving.files import swap_iteration
+from zico.lab.saving.replay import replay
 from zico.planning.packing.problem import NoPlan
-from zico.planning.saving.files import swap_iteration
 from zico.planning.saving.registry import swap_planner
-from zico.planning.saving.replay import replay
 
 if TYPE_CHECKING:
     from micro.conftest import Measure

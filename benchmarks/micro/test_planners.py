@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import zoo
 
-from zico.planning.packing.caching import reserved_by_caching
-from zico.planning.packing.compare import PLANNERS
-from zico.planning.packing.files import iteration_problem, read_csv
+from zico.lab.packing.caching import reserved_by_caching
+from zico.lab.packing.compare import PLANNERS
+from zico.lab.packing.files import read_csv
+from zico.planning.packing.from_trace import iteration_problem
 from zico.planning.packing.judge import judge
 from zico.planning.packing.problem import Plan, Problem
 from zico.trace.roofline import device_model

@@ -11,8 +11,8 @@ from loops import call_often
 from zico.pool.layout import JobState
 from zico.scheduler.packed import Snapshot
 from zico.scheduler.policies import policy_named
+from zico.scheduler.simulate import Load, Simulation
 from zico.scheduler.state import JobView, PoolView, Profile
-from zico.simulator.simulate import Load, Simulation
 
 if TYPE_CHECKING:
     from micro.conftest import Measure

@@ -12,7 +12,7 @@ from paper.published import BUDGET_CHANGE, REGION_BYTES
 from paper.runs import named
 from paper.text import number
 
-from zico.simulator.simulate import Simulation
+from zico.scheduler.simulate import Simulation
 
 if TYPE_CHECKING:
     from paper.loads import Job

@@ -19,10 +19,10 @@ import numpy as np
 from paper.published import IDENTICAL, REGION_BYTES
 from paper.work import work_of
 
-from zico.planning.packing.files import iteration_problem
+from zico.planning.packing.from_trace import iteration_problem
 from zico.planning.packing.judge import live_bytes
-from zico.simulator.jobs_file import profile_of
-from zico.simulator.simulate import Load
+from zico.scheduler.curves import profile_of
+from zico.scheduler.simulate import Load
 from zico.trace.roofline import device_model
 
 if TYPE_CHECKING:

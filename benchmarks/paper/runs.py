@@ -9,9 +9,9 @@ from paper.loads import slowdown
 from paper.published import REGION_BYTES
 
 from zico.base.errors import ConfigError
+from zico.lab.simulator.device_models import DEVICE_MODELS
 from zico.scheduler.policies import policy_named
-from zico.simulator.device_model import DEVICE_MODELS
-from zico.simulator.simulate import Simulation
+from zico.scheduler.simulate import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

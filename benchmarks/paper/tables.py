@@ -12,7 +12,7 @@ from paper.text import number, percent
 from paper.work import work_of
 
 from zico.base.units import KIB, MIB
-from zico.planning.packing.files import iteration_problem
+from zico.planning.packing.from_trace import iteration_problem
 from zico.planning.packing.judge import live_bytes, mean_over_time
 from zico.planning.packing.problem import Plan
 from zico.planning.packing.regions import Options, Regions

@@ -53,7 +53,7 @@ def traced(
 
 
 def _write(path: Path, script: str, function: str, arguments: dict[str, int | str]) -> None:
-    fake_trace = importlib.import_module("zico.adapters.torch_fake").fake_trace
+    fake_trace = importlib.import_module("zico.lab.frameworks.torch_fake").fake_trace
     if str(MODELS) not in sys.path:
         sys.path.insert(0, str(MODELS))
     build = functools.partial(getattr(importlib.import_module(script), function), **arguments)

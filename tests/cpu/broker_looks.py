@@ -8,16 +8,16 @@ import numpy as np
 
 from zico.broker.speeds import Look, Speeds
 from zico.pool.layout import JobState
+from zico.scheduler.engine import Stop
 from zico.scheduler.layout import NO_TIME
 from zico.scheduler.packed import packed
-from zico.simulator.engine import Stop
-from zico.simulator.simulate import Simulation
+from zico.scheduler.simulate import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from zico.scheduler.simulate import Load
     from zico.scheduler.state import CompiledPolicy
-    from zico.simulator.simulate import Load
 
 LOOK_NS = 20_000_000
 STEP_NS = 2_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from zico.scheduler.simulate import Load, Outcome, Simulation
 from zico.scheduler.state import Profile
-from zico.simulator.simulate import Load, Outcome, Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

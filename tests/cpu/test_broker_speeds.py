@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from zico.broker.speeds import AGAIN_NS, MOST_JOBS, NOTICEABLE, Look, Speeds
 from zico.pool.layout import JobState
 from zico.scheduler.policies import policy_named
+from zico.scheduler.simulate import Load
 from zico.scheduler.state import JobView, PoolView, Profile
-from zico.simulator.simulate import Load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

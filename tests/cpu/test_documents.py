@@ -12,9 +12,9 @@ import pytest
 from zico.broker.protocol.messages import RefusedRequest, Saving
 from zico.cli import command
 from zico.cli.options import KEYS
+from zico.lab.report.simulation import SimulatedJob, SimulatedLoad, SimulatedRow, SimulationReport
 from zico.planning.saving.registry import DEVICE_PLANNERS
 from zico.report.model import JobFigures, PoolFigures, ProcessFigures, RunReport
-from zico.report.simulation import SimulatedJob, SimulatedLoad, SimulatedRow, SimulationReport
 from zico.scheduler.policies import POLICIES, policy_named
 
 if TYPE_CHECKING:

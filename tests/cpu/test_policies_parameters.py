@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from zico.base.errors import ConfigError
 from zico.cli.options import settings_with
+from zico.lab.simulator.device_models import DEVICE_MODELS, device_model_named
 from zico.scheduler.parameters import Parameter, Unit, split, values
 from zico.scheduler.policies import POLICIES, REAL, check_real, policy_named
-from zico.simulator.device_model import DEVICE_MODELS, device_model_named
 
 SOME = (
     Parameter("poll", "1ms", Unit.TIME, "", least="1us"),

@@ -11,6 +11,7 @@ import pytest
 from zico.base.errors import ConfigError
 from zico.base.units import MIB
 from zico.broker.protocol.messages import WaitKind
+from zico.lab.simulator.jobs_file import read_jobs
 from zico.report.files import write_jobs
 from zico.report.model import PoolFigures, Record, RunReport
 from zico.report.picture import (
@@ -24,8 +25,7 @@ from zico.report.picture import (
     whole_span,
     write_picture,
 )
-from zico.simulator.jobs_file import read_jobs
-from zico.simulator.simulate import peak_of
+from zico.scheduler.simulate import peak_of
 
 REPORT = RunReport(device="host", policy="zico", budget_bytes=64 * MIB, pool=PoolFigures(), jobs=())
 

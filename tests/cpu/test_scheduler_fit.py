@@ -13,11 +13,11 @@ from scheduler_model import MS, Work, plateau, triangle
 
 from zico.base.errors import ProblemError
 from zico.base.units import MIB
+from zico.scheduler.curves import MOST_BINS, profile_of
+from zico.scheduler.fit import Answer, Fit, fit
 from zico.scheduler.policies import policy_named
+from zico.scheduler.simulate import LoadPhase
 from zico.scheduler.state import Profile
-from zico.simulator.fit import Answer, Fit, fit
-from zico.simulator.jobs_file import MOST_BINS, profile_of
-from zico.simulator.simulate import LoadPhase
 
 POLICY = policy_named("zico")
 

@@ -18,8 +18,8 @@ from zico.scheduler.packed import Compiled
 from zico.scheduler.plan import decide
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import floors
+from zico.scheduler.simulate import Load, Simulation
 from zico.scheduler.state import Profile
-from zico.simulator.simulate import Load, Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,8 +19,8 @@ from zico.scheduler.plan import PLAN, Way, decide
 from zico.scheduler.plan_search import Plan, plan
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import GUARD
+from zico.scheduler.simulate import Simulation
 from zico.scheduler.state import JobView, PoolView, Start, Wait
-from zico.simulator.simulate import Simulation
 
 if TYPE_CHECKING:
     from zico.scheduler.state import CompiledPolicy

@@ -13,7 +13,7 @@ from scheduler_model import MS, plateau, triangle
 from zico.base.errors import ProblemError
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import GUARD, check, floor_of, floors, worths
-from zico.simulator.simulate import Load, Simulation
+from zico.scheduler.simulate import Load, Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

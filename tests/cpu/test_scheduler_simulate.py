@@ -12,10 +12,11 @@ from scheduler_cases import Eager
 from scheduler_model import MS, Work, plateau, triangle
 
 from zico.base.errors import ProblemError
+from zico.lab.simulator.device_models import device_model_named
+from zico.scheduler.device_model import taken_ahead
 from zico.scheduler.policies import policy_named
+from zico.scheduler.simulate import Load, LoadPhase, Simulation
 from zico.scheduler.state import Profile
-from zico.simulator.device_model import device_model_named, taken_ahead
-from zico.simulator.simulate import Load, LoadPhase, Simulation
 
 if TYPE_CHECKING:
     from zico.scheduler.state import PoolView

@@ -16,13 +16,13 @@ from zico.base.paths import SETTINGS_VARIABLE
 from zico.broker.protocol.messages import RefusedRequest, Share
 from zico.cli import main
 from zico.cli.sweep import parse_at_most
+from zico.lab.simulator.jobs_file import read_jobs
 from zico.launch.jobs import Command, Stream, split_commands, up_to_script
 from zico.launch.placement import Offer
 from zico.launch.queue import PoolNow, Queue, Unlimited, tells_out_of_memory
 from zico.launch.sweep import MAX_SWEEP_NAME_BYTES, SweepJob, grid_jobs, parse_grids, read_jobs_file
 from zico.launch.sweep_file import JobResult, Sweep, SweepFile
 from zico.report.model import JobFigures
-from zico.simulator.jobs_file import read_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from trace_cases import MIB, Loop, train
 
-from zico.planning.packing.files import iteration_problem
+from zico.planning.packing.from_trace import iteration_problem
 from zico.trace.classes import NOT_READ, TensorClass, classify, classify_trace, last_reads
 from zico.trace.events import Kind, Trace
 from zico.trace.lifetimes import lifetimes

@@ -271,7 +271,7 @@ def test_any_events_have_lifetimes_or_an_error(rows: list[tuple[Kind, int, int]]
 
 def test_a_loop_that_never_repeats_is_refused() -> None:
     """A script whose allocations never come again is told what to do."""
-    from zico.planning.packing.files import iteration_problem
+    from zico.planning.packing.from_trace import iteration_problem
 
     loop = Loop()
     for i in range(200):

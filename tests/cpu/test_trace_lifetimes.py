@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trace_cases import MIB, STEP_NS, Loop, train
 
 from zico.base.errors import TraceError
-from zico.planning.packing.files import iteration_problem
+from zico.planning.packing.from_trace import iteration_problem
 from zico.trace.events import EVENT, Kind, Trace
 from zico.trace.iterations import How, choose, find_iterations
 from zico.trace.lifetimes import NEVER, lifetimes, live_after_steps

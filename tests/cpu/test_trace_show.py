@@ -10,7 +10,7 @@ import pytest
 from trace_cases import MIB, STEP_NS, Loop, train
 
 from zico.cli import main
-from zico.planning.packing.files import iteration_problem
+from zico.planning.packing.from_trace import iteration_problem
 from zico.report.picture import MAX_COLUMNS, draw_trace, fullest_ticks
 from zico.trace.events import Kind
 from zico.trace.files import PARTIAL_SUFFIX, read_trace, write_trace

@@ -14,7 +14,7 @@ from trace_cases import MIB, Loop, train
 
 from zico.base.errors import TraceError
 from zico.cli import main
-from zico.planning.packing.files import iteration_problem
+from zico.planning.packing.from_trace import iteration_problem
 from zico.trace.chrome import chrome_bytes
 from zico.trace.files import MAX_NAMES_BYTES, read_trace, write_trace
 from zico.trace.iterations import as_one_iteration

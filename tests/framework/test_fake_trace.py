@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from zico.adapters.torch_fake import fake_trace
 
 from zico.cli import main
+from zico.lab.frameworks.torch_fake import fake_trace
 from zico.trace.events import Kind
 from zico.trace.files import read_trace
 from zico.trace.roofline import device_model

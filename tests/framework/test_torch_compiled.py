@@ -12,11 +12,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from zico.adapters import torch_compiled
-from zico.adapters.torch_compiled import Joint, Solver
 
-from zico.planning.saving import schedules
-from zico.planning.saving.schedules import Schedule
+from zico.lab.frameworks import torch_compiled
+from zico.lab.frameworks.torch_compiled import Joint, Solver
+from zico.lab.saving import schedules
+from zico.lab.saving.schedules import Schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # what Inductor imports warns
 

@@ -12,7 +12,7 @@ from harness import FRAMEWORK, MIB
 from zico_process import ZicoRun
 
 from zico.base.errors import TraceError
-from zico.planning.saving.files import swap_iteration
+from zico.lab.saving.files import swap_iteration
 from zico.trace.events import Kind
 from zico.trace.files import read_trace
 from zico.trace.iterations import find_iterations, with_operations

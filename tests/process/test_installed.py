@@ -64,7 +64,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _not_built(folder: Path, names: list[str]) -> set[str]:
-    built_of = {"zico", "adapters", "kernels", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"}
+    built_of = {"zico", "adapters", "kernels", "lab", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"}
     return {name for name in names if name == "__pycache__" or (folder == ROOT and name not in built_of)}
 
 
@@ -83,7 +83,7 @@ def test_a_process_of_ours_has_the_package_of_its_starter(hostile: Path, tmp_pat
     """As it is installed here, in place in PYTHONPATH, and from a wheel; nothing beside it or in PYTHONPATH runs."""
     in_place = tmp_path / "in_place" / "zico"
     in_place.mkdir(parents=True)
-    for entry in (*(ROOT / "zico").iterdir(), ROOT / "adapters", ROOT / "kernels"):
+    for entry in (*(ROOT / "zico").iterdir(), ROOT / "adapters", ROOT / "kernels", ROOT / "lab"):
         (in_place / entry.name).symlink_to(entry)
     ours, its = found(sys.executable)
     assert ours == its

@@ -33,7 +33,7 @@ from pathlib import Path
 _NAME = "zico"
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Libraries would start a thread for each processor, and nothing here multiplies matrices."""
-_BESIDE = ("adapters", "kernels")
+_BESIDE = ("adapters", "kernels", "lab")
 """Packages of Zico's that an editable install keeps beside it instead of in it."""
 
 

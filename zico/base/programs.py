@@ -74,11 +74,10 @@ GROUPS = {
     ),
     "scheduler": (
         "zico.scheduler.pair_schedule",
-        "zico.simulator.engine",
+        "zico.scheduler.engine",
         "zico.scheduler.plan",
         "zico.scheduler.policies.claims",
         "zico.scheduler.policies.none",
-        "zico.scheduler.policies.salus",
         "zico.scheduler.policies.serial",
         "zico.scheduler.policies.shift",
         "zico.scheduler.group_schedule",

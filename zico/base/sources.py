@@ -14,7 +14,7 @@ _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(zico[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)|import[ \t]+(zico[\w.]*))", re.MULTILINE
 )
 _WORD = re.compile(r"\w+")
-_BESIDE = ("adapters", "kernels")
+_BESIDE = ("adapters", "kernels", "lab")
 
 
 @functools.cache
@@ -41,6 +41,6 @@ def imported(source: Path, package: Path = PACKAGE) -> frozenset[Path]:
 @functools.cache
 def _files(name: str, package: Path) -> list[Path]:
     parts = name.split(".")[1:]
-    # In a checkout adapters and kernels lie beside the package that they are installed into.
+    # In a checkout adapters, kernels and lab lie beside the package that they are installed into.
     bases = (package.joinpath(*parts), *([package.parent.joinpath(*parts)] if parts and parts[0] in _BESIDE else ()))
     return [file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()]

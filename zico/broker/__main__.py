@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from zico.base.errors import ConfigError, ZicoError
 from zico.base.interpreter import at_limit
 from zico.base.mps import daemon_at
+from zico.base.programs import program_of
 from zico.base.settings import HOST, kind_of
 from zico.base.units import format_bytes
 from zico.base.warming import BROKERS, called, compile_all, load, missing
@@ -88,14 +89,15 @@ def serve(options: argparse.Namespace) -> None:
             owned.callback(os.close, parent_pidfd)
         created = owned.enter_context(contextlib.ExitStack())
         kind = kind_of(options.device)
-        needed = called(kind, paging=options.paging and kind == HOST) if options.warm else ()
+        its_own = program_of(policy.function.__module__).name
+        needed = (*called(kind, paging=options.paging and kind == HOST), its_own) if options.warm else ()
         if missing(needed):
             os.write(options.ready_fd, COMPILING)
         # Before all is compiled: what cannot be is said at once.
         pool = None if check_previous(options.socket) else create_pool(options, policy, created)
         if options.warm:
             compile_all(*needed)
-            load(*BROKERS)
+            load(*BROKERS, its_own)
         # Only now, since compiling takes long and a signal may well end it: there is nothing to
         # clean up yet.
         stop_fd = owned.enter_context(stop_signals())

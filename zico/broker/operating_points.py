@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.broker.planning import BackgroundPlanning
+from zico.scheduler.operating_points import choose
 from zico.scheduler.plan_search import alike, known_of
+from zico.scheduler.simulate import load_of
 from zico.scheduler.state import POINT_SHARES, OperatingPoint
-from zico.simulator.operating_points import choose
-from zico.simulator.simulate import load_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from zico.scheduler.plan_search import Known
+    from zico.scheduler.simulate import Load
     from zico.scheduler.state import JobView, PoolView, Profile
-    from zico.simulator.simulate import Load
 
 
 # --------------------------------------------------------------------------------------------------

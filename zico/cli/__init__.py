@@ -20,6 +20,7 @@ from zico.base.words import sentence_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.metadata import EntryPoints
 
 CONFIG_CODE = 2
 ERROR_CODE = 1
@@ -27,11 +28,11 @@ INTERRUPTED_CODE = 130
 MAX_REASON_CHARS = 200
 
 
-COMMANDS = (
-    *("broker", "doctor", "fit", "limit", "pause", "plan", "resume", "run", "simulate", "status", "top", "trace"),
-)
+COMMANDS = (*("broker", "doctor", "fit", "limit", "pause", "resume", "run", "status", "top", "trace"),)
 """Each is a click command in the module of its name, or in the one of ``_MODULES``."""
 _MODULES = {"resume": "pause"}
+GROUP = "zico.commands"
+"""Entry points that are commands, too: those of the laboratory."""
 
 
 class LazyGroup(click.Group):
@@ -39,16 +40,23 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
         """Return the names of all commands."""
-        return list(COMMANDS)
+        return sorted({*COMMANDS, *_added().names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
         """Return the command of that name, or ``None``."""
-        if cmd_name not in COMMANDS:
-            return None
-        found: click.Command = getattr(
-            importlib.import_module(f"zico.cli.{_MODULES.get(cmd_name, cmd_name)}"), cmd_name
-        )
+        found: click.Command | None = None
+        if cmd_name in COMMANDS:
+            found = getattr(importlib.import_module(f"zico.cli.{_MODULES.get(cmd_name, cmd_name)}"), cmd_name)
+        else:
+            for point in _added().select(name=cmd_name):
+                found = point.load()
         return found
+
+
+def _added() -> EntryPoints:
+    from importlib.metadata import entry_points  # milliseconds that zico run does without
+
+    return entry_points(group=GROUP)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

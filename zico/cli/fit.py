@@ -16,23 +16,25 @@ from click.core import ParameterSource
 from rich import box
 from rich.table import Table
 
+from zico.base import laboratory
 from zico.base.errors import CommandError, ConfigError, ProblemError
 from zico.base.settings import DEFAULT_POLICY, DEFAULT_REGION_BYTES, HOST, cuda_region_bytes
 from zico.base.units import MIB, format_bytes, parse_size
 from zico.cli.options import errors_end_with, whole_option
 from zico.cli.trace import format_seconds
+from zico.planning.saving.registry import SAVES
 from zico.report.console import TextConsole
 from zico.scheduler.policies import POLICIES, policy_named
-from zico.simulator.ways_to_save import AUTO, SAVES, ways_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
+    from zico.scheduler.fit import Fit
+    from zico.scheduler.simulate import Load
     from zico.scheduler.state import OperatingPoint
-    from zico.simulator.fit import Fit
-    from zico.simulator.jobs_file import Ways
-    from zico.simulator.simulate import Load
     from zico.trace.events import Trace
+
+    Ways = Callable[[Trace, int], tuple[OperatingPoint, ...]]
 
 SCHEMA = "zico.fit.v1"
 _LARGEST = 1 << 60
@@ -84,7 +86,7 @@ class Report:
     "--save",
     type=click.Choice(SAVES),
     metavar="MODE",
-    default=AUTO,
+    default="auto",
     show_default=True,
     help=f"What jobs that would wait may do instead: {', '.join(SAVES)}. Needs traces with operations.",
 )
@@ -161,9 +163,8 @@ def _fit_files(  # noqa: PLR0913 - one parameter per option
     as_json: bool,
 ) -> int:
     """Compute whether traces fit; returns the exit code."""
-    from zico.simulator.device_model import device_model_named
-    from zico.simulator.fit import Answer, fit_saving
-    from zico.simulator.fit import fit as fit_together
+    from zico.scheduler.fit import Answer, fit_saving
+    from zico.scheduler.fit import fit as fit_together
     from zico.trace.files import read_trace
 
     budget_bytes = _size("--budget", budget)
@@ -178,7 +179,10 @@ def _fit_files(  # noqa: PLR0913 - one parameter per option
         )
     load_of = {file: _load(file, trace, region_bytes) for file, trace in trace_of.items()}
     loads = [dataclasses.replace(load_of[file], name=name) for file, name in zip(files, _names(files), strict=True)]
-    ways = ways_of(save, device_model_named(device_model).copy_bytes_per_s)
+    ways: Ways | None = None
+    if save != "none" or device_model:
+        ways_on = laboratory.part("simulator.ways_to_save", "ways_on", "zico fit without --save none")
+        ways = ways_on(device_model, save)
     found = fit_together(loads, budget_regions, policy_named(policy), region_bytes)
     if ways is not None and found.answer is not Answer.FITS:
         less = {file: _less(file, trace, ways, len(files), region_bytes) for file, trace in trace_of.items()}
@@ -223,9 +227,9 @@ def _names(files: Sequence[Path]) -> list[str]:
 
 def _load(file: Path, trace: Trace, region_bytes: int) -> Load:
     """Return a trace's iteration in regions, as a plan for regions lays it out."""
-    from zico.planning.packing.files import iteration_problem
-    from zico.simulator.jobs_file import held_in_regions, profile_of
-    from zico.simulator.simulate import Load
+    from zico.planning.packing.from_trace import iteration_problem
+    from zico.scheduler.curves import held_in_regions, profile_of
+    from zico.scheduler.simulate import Load
 
     problem = iteration_problem(trace).problem
     if problem.tick_ns is None or problem.tick_ns[-1] <= problem.tick_ns[0]:
@@ -239,7 +243,7 @@ def _load(file: Path, trace: Trace, region_bytes: int) -> Load:
 
 def _less(file: Path, trace: Trace, ways: Ways, jobs: int, region_bytes: int) -> tuple[OperatingPoint, ...]:
     """Return how a trace's job could do with less, in regions. Takes half a minute."""
-    from zico.simulator.jobs_file import less_in_regions
+    from zico.scheduler.curves import less_in_regions
 
     if sys.stderr.isatty():
         click.echo(f"zico: planning how {file.name} could do with less", err=True)

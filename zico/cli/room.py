@@ -15,10 +15,7 @@ import collections
 import contextlib
 import dataclasses
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ZicoError
 from zico.base.units import format_bytes
@@ -34,10 +31,12 @@ if TYPE_CHECKING:
     from zico.launch.queue import PoolNow
     from zico.launch.sweep import SweepJob
     from zico.report.model import JobFigures, Record
-    from zico.simulator.simulate import Load
+    from zico.scheduler.simulate import Load
+    from zico.scheduler.state import Profile
 
     Kind = tuple[str, ...]
 
+_NS_A_SECOND = 1e9
 PATIENCE_S = 120.0
 """How long after a job's start its profile is waited for."""
 WORTH = 0.25
@@ -206,8 +205,6 @@ class RoomByFit:
 
         Returns whether the record is another one than the last time.
         """
-        from zico.simulator.jobs_file import read_jobs
-
         if record is None:
             return False
         seen = self._seen[number]
@@ -224,7 +221,7 @@ class RoomByFit:
         if not found:
             return True
         of_job: dict[str, list[Load]] = {}
-        for load in read_jobs(msgspec.json.encode({"jobs": found}), "the record", Path()):
+        for load in map(_load, found):
             if owner := owner_of(load.name, set(self._kinds)):
                 of_job.setdefault(owner, []).append(load)
         for name, its in of_job.items():
@@ -238,9 +235,9 @@ class RoomByFit:
 
         Jobs without a profile come last, with one process each that is never slowed.
         """
+        from zico.scheduler.curves import in_regions
+        from zico.scheduler.fit import Answer, fit
         from zico.scheduler.policies import policy_named
-        from zico.simulator.fit import Answer, fit
-        from zico.simulator.jobs_file import in_regions
 
         region_bytes = self._region_bytes[number]
         by_peak = [kind for kind in kinds if kind not in self._loads]
@@ -260,7 +257,27 @@ class RoomByFit:
         return [*(job.normalised for job in found.jobs), *(1.0 for _ in by_peak)]
 
 
+def _load(job: Mapping[str, Any]) -> Load:
+    """Return what a job of a record does, in bytes.
+
+    Raises:
+        ProblemError: Its curve is none.
+    """
+    from zico.scheduler.simulate import Load, LoadPhase
+
+    phases = tuple(LoadPhase(phase["after"], *_shape(phase)) for phase in job.get("phases", ()))
+    return Load(job["name"], *_shape(job), phases=phases)
+
+
+def _shape(told: Mapping[str, Any]) -> tuple[Profile, int]:
+    from zico.scheduler.curves import profile_of_points
+
+    t_s, held = zip(*told["curve"], strict=True)
+    duration_ns, persistent = round(told["iteration_s"] * _NS_A_SECOND), told["persistent_bytes"]
+    return profile_of_points(t_s, held, duration_ns, persistent), persistent
+
+
 def _peak(loads: Sequence[Load]) -> int:
-    from zico.simulator.simulate import peak_of
+    from zico.scheduler.simulate import peak_of
 
     return sum(map(peak_of, loads))

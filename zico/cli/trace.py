@@ -1,35 +1,11 @@
-"""``zico trace``: record what a program's iterations do to memory, and show it.
-
-``zico trace --fake SCRIPT:function``: the trace of a PyTorch training step without the hardware.
-
-SCRIPT is loaded as a module would be, with its folder importable. ``function`` takes no argument;
-it builds model and optimizer and returns what does one training step::
-
-    def build():
-        model = torch.nn.Linear(1000, 1000, device="cuda")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step():
-            optimizer.zero_grad()
-            model(torch.randn(64, 1000, device="cuda")).sum().backward()
-            optimizer.step()
-
-        return step
-
-A function that returns nothing is the step itself; then SCRIPT has built the rest when it was
-loaded.
-"""
+"""``zico trace``: record what a program's iterations do to memory, and show it."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import os
-import sys
-import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -37,6 +13,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from zico.base import laboratory
 from zico.base.errors import CommandError, ConfigError, TraceError
 from zico.base.rundir import run_directory
 from zico.base.settings import OPS_VARIABLE
@@ -48,17 +25,12 @@ from zico.launch.pools import Target
 from zico.launch.recording import Recording
 from zico.launch.supervisor import supervise
 from zico.report.console import TextConsole
-from zico.trace.events import Kind
-from zico.trace.files import write_trace
-from zico.trace.roofline import device_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import ModuleType
 
-    from zico.planning.packing.files import IterationProblem
+    from zico.planning.packing.from_trace import IterationProblem
     from zico.trace.events import Trace
-    from zico.trace.roofline import DeviceModel
     from zico.trace.summary import OperationFigures, TraceSummary
 
     Build = Callable[[], Callable[[], object]]
@@ -100,133 +72,6 @@ def run_recorded(words: Sequence[str], output: Path, *, iterations: int | None, 
 
 
 # --------------------------------------------------------------------------------------------------
-# ``zico trace --fake SCRIPT:function``: see the top of this module.
-
-_MODULE = "zico_traced_script"
-
-
-def run_fake(target: str, output: Path, device: str) -> int:
-    """Trace ``target`` on the device model of that name, write the trace and say what it shows; returns 0.
-
-    Raises:
-        ConfigError: There is no such device model, script or function, or no PyTorch.
-        TraceError: The script fails, or its step allocates nothing. Nothing is written.
-    """
-    model = device_model(device)
-    trace = fake(target, model)
-    write_trace(output, trace)
-    from zico.planning.packing.files import iteration_problem
-
-    found = iteration_problem(trace)
-    seconds = float(found.iteration.tick_ns[-1]) / 1e9
-    peak, memory = format_bytes(found.problem.peak_live_bytes), format_bytes(model.memory_bytes)
-    click.echo(
-        f"{trace.origin.job} on {model.title}: {peak} of {memory} at the peak of an iteration, "
-        f"which takes at least {seconds:.3g} s; {output}"
-    )
-    return 0
-
-
-def fake(target: str, model: DeviceModel) -> Trace:
-    """Return the trace of ``SCRIPT:function``.
-
-    Raises:
-        ConfigError, TraceError: As ``run_fake``.
-    """
-    path, function = named(target)
-    try:
-        from_torch = importlib.import_module("zico.adapters.torch_fake")
-    except ImportError as error:
-        raise ConfigError(f"--fake needs PyTorch ({error}): pip install 'zico[torch]'") from error
-    with told_of(path, "check that it trains without --fake, or record it with -- CMD"):
-        trace: Trace = from_torch.fake_trace(lambda: _build(path, function), model, job=f"{path.name}:{function}")
-    allocates = trace.events["kind"] == Kind.ALLOC
-    if not allocates[np.argmax(trace.events["kind"] == Kind.BEGIN) :].any():
-        what = f"the step of {function!r} allocates nothing: return the function that trains"
-        raise TraceError(str(path), 0, what)
-    return trace
-
-
-def named(target: str) -> tuple[Path, str]:
-    """Return script and function of ``SCRIPT:function``.
-
-    Raises:
-        ConfigError: There is no such script.
-    """
-    script, _, function = target.rpartition(":")
-    path = Path(script)
-    if not script or not function.isidentifier() or not path.is_file():
-        raise ConfigError(f"{target!r} does not name a function: give SCRIPT:function, where SCRIPT is a Python file")
-    return path, function
-
-
-@contextlib.contextmanager
-def told_of(path: Path, remedy: str) -> Iterator[None]:
-    """Say which line of a script raised.
-
-    Raises:
-        TraceError: The script raised, whatever it was.
-    """
-    try:
-        yield
-    except (ConfigError, TraceError):
-        raise
-    except (Exception, SystemExit) as error:  # whatever a script raises
-        said = str(error).partition("\n")[0]
-        raise TraceError(str(path), _line(error, path), f"{type(error).__name__}: {said}: {remedy}") from error
-
-
-def _line(error: BaseException, path: Path) -> int:
-    """Return where in the script it happened, 0 if nowhere."""
-    if isinstance(error, SyntaxError):
-        return error.lineno or 0
-    frames = traceback.extract_tb(error.__traceback__)
-    return next((f.lineno or 0 for f in reversed(frames) if Path(f.filename).resolve() == path.resolve()), 0)
-
-
-def _build(path: Path, function: str) -> Callable[[], object]:
-    build = defined(path, function, "a training step")
-    step = build()
-    if step is None:
-        return build
-    if not callable(step):
-        raise ConfigError(f"{function!r} of {path} returned {step!r:.60}: return a function that trains a step")
-    return step
-
-
-def defined(path: Path, function: str, returned: str) -> Callable[[], Any]:
-    """Load a script and return its function.
-
-    Args:
-        path: The script.
-        function: The name.
-        returned: What it should return, for the message.
-
-    Raises:
-        ConfigError: The script defines none of that name.
-    """
-    build = getattr(_load(path), function, None)
-    if not callable(build):
-        raise ConfigError(f"{path} has no function {function!r}: define one that returns {returned}")
-    found: Callable[[], Any] = build
-    return found
-
-
-def _load(path: Path) -> ModuleType:
-    sys.path.insert(0, str(path.resolve().parent))  # as Python does for a script
-    try:
-        spec = importlib.util.spec_from_file_location(_MODULE, path)
-        if spec is None or spec.loader is None:
-            raise ConfigError(f"{path} is not a Python file: give one that ends in .py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[_MODULE] = module
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
-    return module
-
-
-# --------------------------------------------------------------------------------------------------
 # ``zico trace show``: an iteration's figures as a table or JSON, its memory curve, and the trace in
 # other formats.
 
@@ -262,7 +107,7 @@ def show(  # noqa: PLR0913 - one parameter per option
     FILE is a trace of zico trace, a PyTorch memory snapshot, or a Chrome trace or a raw memory
     timeline of PyTorch's profiler, compressed by gzip or not.
     """
-    from zico.planning.packing.files import iteration_problem
+    from zico.planning.packing.from_trace import iteration_problem
     from zico.trace.files import read_trace
     from zico.trace.summary import summarise
 
@@ -283,7 +128,6 @@ def _written(
     trace: Trace, found: IterationProblem, chrome: Path | None, snapshot: Path | None, csv: Path | None
 ) -> list[Path]:
     """Write the formats that were asked for; returns their paths."""
-    from zico.planning.packing.files import csv_text
     from zico.trace.chrome import chrome_bytes
     from zico.trace.classes import TensorClass, classify_trace
     from zico.trace.snapshot import snapshot_bytes
@@ -296,14 +140,13 @@ def _written(
             if path is not None:
                 written.append(_write(path, convert([trace], [classes])))
     if csv is not None:
+        csv_text = laboratory.part("packing.files", "csv_text", "zico trace show --csv")
         written.append(_write(csv, csv_text(found.problem).encode()))
     return written
 
 
 def _drawn(summary: TraceSummary, found: IterationProblem, file: Path, picture: Path | None) -> list[Path]:
     """Draw the memory curve; without matplotlib only if a picture was asked for."""
-    import numpy as np
-
     from zico.report.picture import write_trace_picture
     from zico.trace.classes import TensorClass
     from zico.trace.iterations import live_bytes
@@ -470,7 +313,8 @@ def record(  # noqa: PLR0913 - one parameter per option
     """Record the memory of a program: zico trace -o FILE -- python train.py."""
     words = ctx.meta.get(AFTER_DASHES)
     if fake and target is not None and not words:
-        return run_fake(target, output, device_model)
+        run_fake = laboratory.part("cli.fake", "run_fake", "zico trace --fake")
+        return int(run_fake(target, output, device_model))
     if fake or target is not None or not words:
         raise click.UsageError("give -- CMD ARG ... to record a program, or --fake SCRIPT:function")
 

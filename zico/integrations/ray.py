@@ -218,7 +218,7 @@ def _size(memory: str | int, what: str) -> int:
 
 def _peak_in(trace: Path) -> int:
     """Return the most bytes that are alive at once in an iteration of a trace."""
-    from zico.planning.packing.files import iteration_problem
+    from zico.planning.packing.from_trace import iteration_problem
     from zico.trace.files import read_trace
 
     return iteration_problem(read_trace(trace)).problem.peak_live_bytes

@@ -28,7 +28,7 @@ from zico.base.units import format_bytes
 from zico.offload.observed import NS, Idleness, problem_of
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.mixed import rewritten
-from zico.planning.saving.registry import LONGEST, SEGMENTS, save_planner
+from zico.planning.saving.registry import LONGEST, SEGMENTS, job_planner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
     from zico.offload.observed import Observed, Seen
     from zico.offload.tier_layout import Rates
-    from zico.planning.saving.combined import SavePlanner
-    from zico.planning.saving.mixed import SavePlan
+    from zico.planning.saving.mixed import SavePlan, SavePlanner
     from zico.planning.saving.problem import SwapProblem
 
     Int64s = NDArray[np.int64]
@@ -99,7 +98,7 @@ def choose(seen: Observed, limit_bytes: int, rates: Rates, planner: str) -> Chos
         rates: Of the tier.
         planner: One of ``JOB_PLANNERS`` of ``zico.planning.saving.registry``.
     """
-    return None if planner in {LONGEST, SEGMENTS} else _chosen_by(_job_planner(planner), seen, limit_bytes, rates)
+    return None if planner in {LONGEST, SEGMENTS} else _chosen_by(job_planner(planner), seen, limit_bytes, rates)
 
 
 def plan(
@@ -146,14 +145,6 @@ def plan(
         returns.setdefault(max(event, idle.saved_event[i]), []).append(i)
     ordered = {event: tuple(those) for event, those in returns.items()}
     return Plan(seen, frozenset(freed), ordered, int(resident.max(initial=0)), dropped)
-
-
-def _job_planner(name: str) -> SavePlanner:
-    """Return the planner of that name, for an executor that moves whole tensors."""
-    from zico.planning.saving.flow import Flow
-    from zico.planning.saving.portfolio import Zico
-
-    return Zico(Flow("flow-whole")) if name == Zico.name else save_planner(name)
 
 
 def _wanted(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from zico.simulator.simulate import Load
+    from zico.scheduler.simulate import Load
 
     Int64s = NDArray[np.int64]
     Int8s = NDArray[np.int8]

@@ -28,9 +28,9 @@ from zico.scheduler.packed import Compiled, packed
 from zico.scheduler.pair_schedule import solve
 from zico.scheduler.plan import FIRST_FIT, FIRST_SHIFT, PLAN, Way, decide
 from zico.scheduler.shares import floors, worths
+from zico.scheduler.simulate import Load, Simulation, load_of
 from zico.scheduler.state import Capabilities, PoolView
 from zico.scheduler.turns import LEAST_SERVED, LONGEST, LONGEST_WAITING, SHORTEST
-from zico.simulator.simulate import Load, Simulation, load_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -1,6 +1,6 @@
 """The replay for planners: what ``replay.py`` does, compiled, with counts kept instead of made anew.
 
-It trusts the plan to keep the rules of ``zico.planning.saving.replay``. A hypothesis test compares
+It trusts the plan to keep the rules of ``zico.lab.saving.replay``. A hypothesis test compares
 its figures with the judge's.
 """
 
@@ -303,7 +303,7 @@ class Replayer:
         self._alive_bytes = int(problem.size_bytes[alive].sum())
 
     def replay(self, plan: SwapPlan, limit_bytes: int | None = None) -> FastReplay:
-        """Return what an iteration costs under a plan that keeps the rules of ``zico.planning.saving.replay``.
+        """Return what an iteration costs under a plan that keeps the rules of ``zico.lab.saving.replay``.
 
         Args:
             plan: The plan.

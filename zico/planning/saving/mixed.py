@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from zico.planning.saving import recomputation
+from zico.planning.packing.problem import NoPlan
 from zico.planning.saving.problem import PERSISTENT, READ, SwapPlan, SwapProblem
-from zico.planning.saving.replay import History, Replay, replay_with_history
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zico.planning.saving.problem import Bools, Int64s
+    from zico.planning.saving.problem import Bools, Int64s, SwapPlanner
     from zico.planning.saving.recomputation import Graph, Order
 
 
@@ -49,19 +48,34 @@ def straight(swaps: SwapPlan) -> SavePlan:
     return SavePlan(swaps.planner, swaps.elapsed_s, swaps, optimal=swaps.optimal)
 
 
-def judge(problem: SwapProblem, graph: Graph, plan: SavePlan) -> tuple[Replay, History]:
-    """Return what an iteration costs beside the given one, and all that happens; or which rule breaks.
+class SavePlanner(Protocol):
+    """Something that plans what a job with too little memory drops and moves."""
 
-    The rule ``again`` is the judge's of ``recomputation``; the others are those of ``replay``.
-    """
-    if not plan.order:
-        return replay_with_history(problem, plan.swaps)
-    broken = recomputation.judge(graph, plan.order).broken
-    if broken is not None:
-        none = Replay("again", broken, 0.0, 0.0, 0, 0.0, 0.0, 0, repeats=False)
-        return none, History([], [], [0], [])
-    result, history = replay_with_history(rewritten(problem, graph, plan.order).problem, plan.swaps)
-    return dataclasses.replace(result, overhead=result.duration_ns / max(problem.period_ns, 1) - 1), history
+    name: str
+
+    def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
+        """Return a plan that keeps the problem's limit, or why there is none.
+
+        Args:
+            problem: The iteration, with a limit.
+            graph: Its operations, as far as they can run again.
+            deadline_s: After so many seconds a planner gives the best that it has, or nothing.
+        """
+        ...
+
+
+class Swapping:
+    """A planner of swaps: nothing is dropped."""
+
+    def __init__(self, planner: SwapPlanner) -> None:
+        """Ask this planner."""
+        self.name = planner.name
+        self.planner = planner
+
+    def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:  # noqa: ARG002
+        """Return its plan."""
+        answer = self.planner.plan(problem, deadline_s)
+        return answer if isinstance(answer, NoPlan) else straight(answer)
 
 
 # -- from an order to an iteration -----------------------------------------------------------------

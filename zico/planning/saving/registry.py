@@ -2,51 +2,50 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from zico.base import laboratory
 from zico.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from zico.planning.saving.combined import SavePlanner
+    from zico.planning.saving.mixed import SavePlanner
     from zico.planning.saving.problem import SwapPlanner
 
 
-def _made(module: str, name: str, *arguments: str) -> Any:  # noqa: ANN401 - a planner of either kind
-    return getattr(importlib.import_module(f"zico.planning.saving.{module}"), name)(*arguments)
-
-
-SWAP_PLANNERS: Mapping[str, Callable[[], SwapPlanner]] = {
-    **{name: functools.partial(_made, "autoswap", "AutoSwap", name) for name in ("doa", "aoa", "wdoa", "swdoa")},
-    "vdnn": functools.partial(_made, "published", "VDNN"),
-    "tflms": functools.partial(_made, "published", "TFLMS"),
-    "lms": functools.partial(_made, "published", "LMS"),
-    "flashneuron": functools.partial(_made, "published", "FlashNeuron"),
-    "gist": functools.partial(_made, "published", "Gist"),
-    "flow": functools.partial(_made, "flow", "Flow"),
-    "flow-whole": functools.partial(_made, "flow", "Flow", "flow-whole"),
-    "bayes": functools.partial(_made, "bayes", "Bayes"),
-    "autotm": functools.partial(_made, "autotm", "AutoTM"),
-    "swapadvisor": functools.partial(_made, "swapadvisor", "SwapAdvisor"),
+SWAP_PLANNERS: Mapping[str, tuple[str, ...]] = {
+    **{name: ("autoswap", "AutoSwap", name) for name in ("doa", "aoa", "wdoa", "swdoa")},
+    "vdnn": ("published", "VDNN"),
+    "tflms": ("published", "TFLMS"),
+    "lms": ("published", "LMS"),
+    "flashneuron": ("published", "FlashNeuron"),
+    "gist": ("published", "Gist"),
+    "flow": ("flow", "Flow"),
+    "flow-whole": ("flow", "Flow", "flow-whole"),
+    "bayes": ("bayes", "Bayes"),
+    "autotm": ("autotm", "AutoTM"),
+    "swapadvisor": ("swapadvisor", "SwapAdvisor"),
 }
-"""Those that only move tensors."""
+"""Those that only move tensors: module of ``zico.lab.saving``, class and its arguments, by name."""
 _RECOMPUTING = ("chen", "dtr", "checkmate", "checkmate-lp")
-SAVE_PLANNERS: Mapping[str, Callable[[], SavePlanner]] = {
-    "zico": functools.partial(_made, "portfolio", "Zico"),
-    "capuchin": functools.partial(_made, "combined", "Capuchin"),
-    "superneurons": functools.partial(_made, "combined", "SuperNeurons"),
-    "echo": functools.partial(_made, "combined", "Echo"),
-    **{name: functools.partial(_made, "combined", "Recomputing", name) for name in _RECOMPUTING},
+SAVE_PLANNERS: Mapping[str, tuple[str, ...]] = {
+    "zico": ("portfolio", "Zico"),
+    "capuchin": ("combined", "Capuchin"),
+    "superneurons": ("combined", "SuperNeurons"),
+    "echo": ("combined", "Echo"),
+    **{name: ("combined", "Recomputing", name) for name in _RECOMPUTING},
 }
 """Those that drop tensors and make them again, and may move others."""
+MODES = ("none", "swap", "page", "auto")
+SAVES = (*MODES, *SAVE_PLANNERS, *SWAP_PLANNERS)
+"""What a traced job may do: a mode of ``zico run``, or the name of a planner."""
 LONGEST = "longest"
 """What jobs follow if nothing else was asked for: see ``zico.offload.swap_schedule``."""
 SEGMENTS = "segments"
 """Modules run again in the backward pass; what that leaves over moves as by ``LONGEST``."""
-AUTO_PLANNERS = (LONGEST, "zico")
+OURS = "zico"
+AUTO_PLANNERS = (LONGEST, OURS)
 """Of which a job under ``auto`` keeps the fastest."""
 REDUCING = {"gist-fp16": "fp16", "gist-fp10": "fp10", "gist-fp8": "fp8"}
 """As ``gist``, with what leaves in fewer bits: gradients are not the same bits any more."""
@@ -69,7 +68,8 @@ def swap_planner(name: str) -> SwapPlanner:
     """
     if name not in SWAP_PLANNERS:
         raise ConfigError(f"{name!r} plans no swaps: give one of {', '.join(SWAP_PLANNERS)}")
-    return SWAP_PLANNERS[name]()
+    planner: SwapPlanner = _made(name, *SWAP_PLANNERS[name])
+    return planner
 
 
 def save_planner(name: str) -> SavePlanner:
@@ -79,9 +79,22 @@ def save_planner(name: str) -> SavePlanner:
         ConfigError: There is none; the message names those there are.
     """
     if name in SWAP_PLANNERS or name in REDUCING:
-        from zico.planning.saving.combined import Swapping
+        from zico.planning.saving.mixed import Swapping
 
         return Swapping(swap_planner("gist" if name in REDUCING else name))
     if name not in SAVE_PLANNERS:
         raise ConfigError(f"{name!r} is no planner: give one of {', '.join((*SAVE_PLANNERS, *SWAP_PLANNERS))}")
-    return SAVE_PLANNERS[name]()
+    planner: SavePlanner = _made(name, *SAVE_PLANNERS[name])
+    return planner
+
+
+def job_planner(name: str) -> SavePlanner:
+    """Return the planner of that name, for an executor that moves whole tensors; raises as ``save_planner`` does."""
+    if name == OURS:
+        planner: SavePlanner = _made(name, *SAVE_PLANNERS[name], swap_planner("flow-whole"))
+        return planner
+    return save_planner(name)
+
+
+def _made(asked: str, module: str, name: str, *arguments: object) -> Any:  # noqa: ANN401 - a planner of either kind
+    return laboratory.part(f"saving.{module}", name, f"the planner {asked}")(*arguments)

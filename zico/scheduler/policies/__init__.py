@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from zico.base import laboratory
 from zico.base.errors import ConfigError
 from zico.scheduler.parameters import split
 
@@ -25,6 +26,8 @@ POLICIES = {
     "partition": "everybody runs in a fixed share of the budget; who does not fit into it cannot run",
 }
 """What each policy does, by its name, which is also its module's."""
+PUBLISHED = ("salus", "gandiva", "tgs", "nvshare", "mps", "partition")
+"""Those of others, in ``zico.lab.policies``."""
 
 REAL = ("zico", "shift", "claims", "serial", "salus", "none")
 """Those that brokers can run; the others are for the simulator."""
@@ -42,7 +45,11 @@ def policy_named(text: str) -> Compiled:
     name, told = split(text)
     if name not in POLICIES:
         raise ConfigError(f"{name!r} is not a policy: choose one of {', '.join(POLICIES)}")
-    policy: Compiled = importlib.import_module(f"{__name__}.{name}").POLICY
+    policy: Compiled
+    if name in PUBLISHED:
+        policy = laboratory.part(f"policies.{name}", "POLICY", f"the policy {name}")
+    else:
+        policy = importlib.import_module(f"{__name__}.{name}").POLICY
     return policy.told(told)
 
 

@@ -1,0 +1,1 @@
+"""What plans for functions that a framework compiles or only pretends to run."""

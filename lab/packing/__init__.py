@@ -1,0 +1,1 @@
+"""Planners of addresses, and what compares them."""

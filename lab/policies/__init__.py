@@ -1,0 +1,1 @@
+"""Schedulers of published systems, one file each: see ``zico.scheduler.policies``."""

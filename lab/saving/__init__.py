@@ -1,0 +1,1 @@
+"""Planners that save memory: published ones, their bounds and their judges."""

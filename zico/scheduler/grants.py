@@ -1,0 +1,317 @@
+"""Regions in the simulator: who holds how many, and how many more it may take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zico.base.compiled import compiled, inlined, keep_out_of_line, record_at
+from zico.pool.layout import JobState
+from zico.pool.rules import ALONE_FRESH_NS, ALONE_WAIT_NS, is_safe
+from zico.scheduler.demand import claim_of, span_at
+from zico.scheduler.jobs import (
+    FOREVER,
+    LOG,
+    job_of,
+    need_of,
+    present_in,
+    profile_of,
+    scratch_flags,
+    scratch_words,
+    show_place,
+    sim_job_of,
+    someone_grows_alone,
+    step_ends_ns,
+)
+from zico.trace.profile import claim_at
+
+if TYPE_CHECKING:
+    from zico.scheduler.jobs import RunRecord, SimJob
+
+_RUNNING = int(JobState.RUNNING)
+_LOG_BYTES = LOG.itemsize
+
+
+@inlined
+def hold(run: RunRecord, number: int, regions: int) -> None:
+    """Let a simulated job hold so many regions, no more and no fewer."""
+    sim_job = sim_job_of(run, number)
+    run.granted += regions - sim_job.held
+    run.peak_granted = max(run.peak_granted, run.granted)
+    if regions != sim_job.held and run.n_log < run.log_room:
+        entry = record_at(run.log_address + run.n_log * _LOG_BYTES, LOG)
+        entry.t_ns = run.now_ns
+        entry.sim_job = number
+        entry.held = regions
+        run.n_log += 1
+    sim_job.held = regions
+
+
+@compiled
+def _is_safe_after(run: RunRecord, grown: int, regions: int) -> bool:
+    """Tell whether all that are in an iteration can end it once a job has so many regions more.
+
+    Claims fall while iterations go on, and lower ones make no state unsafe: where the claims last
+    seen do, where everybody is now need not be found out.
+    """
+    return _can_all_end(run, grown, regions) or (_see_claims(run) and _can_all_end(run, grown, regions))
+
+
+@compiled
+def _can_all_end(run: RunRecord, grown: int, regions: int) -> bool:
+    """Tell so by the claims last seen."""
+    present = present_in(run)
+    held, claim, residual = scratch_words(run, 0), scratch_words(run, 1), scratch_words(run, 2)
+    must_finish, done = scratch_flags(run, 3), scratch_flags(run, 4)
+    for i in range(run.n_present):
+        sim_job = sim_job_of(run, present[i])
+        if sim_job.overruns:
+            _see_claim(run, present[i])
+        held[i] = sim_job.held + (regions if present[i] == grown else 0)
+        claim[i] = max(sim_job.claim, sim_job.held + need_of(sim_job))
+        residual[i] = sim_job.persistent
+        must_finish[i] = sim_job.phase == _RUNNING and sim_job.profiled == 1
+    return is_safe(run.budget - run.granted - regions, held, claim, residual, must_finish, done, run.n_present)
+
+
+@compiled
+def _see_claims(run: RunRecord) -> bool:
+    """Note what those that are in an iteration claim where they are now; tells whether any claims less than before."""
+    present = present_in(run)
+    fell = False
+    for i in range(run.n_present):
+        sim_job = sim_job_of(run, present[i])
+        if sim_job.phase == _RUNNING and sim_job.profiled == 1:
+            before = sim_job.claim
+            _see_claim(run, present[i])
+            fell = fell or sim_job.claim < before
+    return fell
+
+
+@compiled
+def _see_claim(run: RunRecord, number: int) -> None:
+    sim_job = sim_job_of(run, number)
+    show_place(run, sim_job, job_of(run, number))
+    sim_job.claim = claim_of(job_of(run, number))
+
+
+@compiled
+def may_take(run: RunRecord, number: int) -> int:
+    """Return how many of the regions that a job needs it may take now; notes that it grows."""
+    sim_job = sim_job_of(run, number)
+    most = max(0, min(run.budget - run.granted, need_of(sim_job)))
+    if most == 0 or not run.use_claims:
+        return most
+    return _safe_to_take(run, number, most) if sim_job.profiled else _may_grow(run, number, most)
+
+
+@compiled
+def _safe_to_take(run: RunRecord, number: int, most: int) -> int:
+    """Return how many regions leave a safe state: if some do, fewer do."""
+    if _is_safe_after(run, number, most):
+        return most
+    least = 0
+    while most - least > 1:
+        middle = (least + most) // 2
+        if _is_safe_after(run, number, middle):
+            least = middle
+        else:
+            most = middle
+    return least
+
+
+@compiled
+def _may_grow(run: RunRecord, number: int, most: int) -> int:
+    """Return how many regions a job without a profile may take, and let it take or renew the right to grow alone."""
+    keep_out_of_line()
+    if run.alone != number and someone_grows_alone(run):
+        return 0
+    regions = _safe_to_take(run, number, most)
+    if regions > 0:
+        if run.alone == number:
+            sim_job_of(run, number).alone_spent_ns += min(run.now_ns - run.alone_since_ns, ALONE_FRESH_NS)
+        run.alone = number
+        run.alone_since_ns = run.now_ns
+    return regions
+
+
+@compiled
+def look_when_alone_ends(run: RunRecord) -> None:
+    """See that those whom a first iteration keeps waiting are looked at when it may keep them no longer."""
+    keep_out_of_line()
+    if run.n_blocked + run.n_waiting > 0 and someone_grows_alone(run):
+        sim_job = sim_job_of(run, run.alone)
+        waits = need_of(sim_job) > 0
+        ends_ns = sim_job.waiting_since_ns + ALONE_WAIT_NS if waits else run.alone_since_ns + ALONE_FRESH_NS
+        run.look_at_ns = min(run.look_at_ns, ends_ns)
+
+
+@compiled
+def blocked_in_turn(run: RunRecord) -> int:
+    """Put those that are blocked into scratch, the longest waiting first; returns how many they are."""
+    blocked = scratch_words(run, 5)
+    present = present_in(run)
+    n = 0
+    for i in range(run.n_present):
+        sim_job = sim_job_of(run, present[i])
+        if sim_job.phase == _RUNNING and not sim_job.busy and not sim_job.suspended:
+            at = n
+            while at > 0 and sim_job_of(run, blocked[at - 1]).waiting_since_ns > sim_job.waiting_since_ns:
+                blocked[at] = blocked[at - 1]
+                at -= 1
+            blocked[at] = present[i]
+            n += 1
+    return n
+
+
+@compiled
+def _claim_falls_at(sim_job: SimJob) -> int:
+    """Return when, on the work clock, a job's claim next falls within the step that it is in."""
+    profile = profile_of(sim_job)
+    begin_ns, end_ns = profile.step_ns[sim_job.step], step_ends_ns(sim_job)
+    now_in = span_at(profile.t_ns, profile.n_bins, begin_ns)
+    claim = claim_at(profile, profile.claims, now_in << profile.shift)
+    for later in range(now_in + 1, profile.n_bins):
+        if profile.t_ns[later] >= end_ns:
+            break
+        if claim_at(profile, profile.claims, later << profile.shift) < claim:
+            share = float(profile.t_ns[later] - begin_ns) / float(end_ns - begin_ns)
+            return int(sim_job.step_since + np.ceil(share * sim_job.step_length))
+    return FOREVER
+
+
+@compiled
+def plan_retry(run: RunRecord) -> None:
+    """Note when those that are blocked should ask again: at latest when a claim falls."""
+    run.retry_at = FOREVER
+    if run.n_blocked == 0 or not run.use_claims:
+        return
+    present = present_in(run)
+    for i in range(run.n_present):
+        sim_job = sim_job_of(run, present[i])
+        if sim_job.busy:
+            at = _claim_falls_at(sim_job)
+            if at > run.clock:
+                run.retry_at = min(run.retry_at, at)
+
+
+# --------------------------------------------------------------------------------------------------
+# Managed memory in the simulator: more is granted than there is, and what is touched and elsewhere
+# is brought in.
+#
+# Theory of operation
+#     Frameworks keep what they once had, so a simulated job holds its peak; so many of those
+#     regions are resident. An iteration touches what it keeps once forward and once backward, and
+#     every other region when it is filled and when it is used for the last time: where the profile
+#     rises, and where it falls. Of the regions touched in a step the simulated job's share that is
+#     not resident faults; for those that come others go, first of simulated jobs that yield, then
+#     of those that do not work, the longest ago first, then of all that work, in proportion.
+#
+# Guarantees
+#     * Resident regions never exceed the budget once a step has begun since it was lowered.
+#
+# Known limitations
+#     * Which of a simulated job's regions are resident is not known, only how many. A driver that
+#       evicts the least recently used of a loop larger than memory loses more.
+#     * A region is filled or used by a step as a whole, and computing goes on while nothing is
+#       brought in: a kernel that reads while it writes, or prefetching, is not told apart.
+
+_NOTHING = 1e-9  # regions
+
+
+@compiled
+def page_step(run: RunRecord, number: int) -> None:
+    """Let a simulated job have all that its step holds, and take the time for what has to be brought in."""
+    keep_out_of_line()
+    sim_job = sim_job_of(run, number)
+    profile = profile_of(sim_job)
+    last = profile.n_steps - 1
+    level = profile.level[sim_job.step]
+    before = profile.level[sim_job.step - 1] if sim_job.step > 0 else sim_job.keeps
+    after = profile.level[sim_job.step + 1] if sim_job.step < last else sim_job.keeps
+    share = float(step_ends_ns(sim_job) - profile.step_ns[sim_job.step]) / float(max(1, profile.duration_ns))
+    touched = max(0, level - before) + max(0, level - after) + 2.0 * sim_job.keeps * share
+    grown = max(0, level - sim_job.held)
+    old = min(max(0.0, touched - grown), float(sim_job.held))
+    missing = old * (1.0 - sim_job.resident / sim_job.held) if sim_job.held > 0 else 0.0
+    if grown > 0:
+        hold(run, number, level)
+    evicted = _bring_in(run, number, missing + grown)
+    run.faulted += missing
+    sim_job.delay_ns += round(missing * run.fault_ns + evicted * run.copy_ns)
+    sim_job.worked_ns = run.now_ns
+
+
+@compiled
+def page_out_all(run: RunRecord, number: int) -> None:
+    """Forget a simulated job's pages."""
+    keep_out_of_line()
+    sim_job = sim_job_of(run, number)
+    run.resident -= sim_job.resident
+    sim_job.resident = 0.0
+
+
+@compiled
+def _bring_in(run: RunRecord, number: int, regions: float) -> float:
+    """Make so many more regions of a simulated job resident; returns how many others had to go."""
+    sim_job = sim_job_of(run, number)
+    regions = min(regions, float(run.budget))
+    evicted = min(run.resident, max(0.0, regions - (run.budget - run.resident)))
+    if evicted > _NOTHING:
+        _evict(run, number, evicted)
+    regions = min(regions, sim_job.held - sim_job.resident)
+    sim_job.resident += regions
+    run.resident += regions
+    return evicted
+
+
+@compiled
+def _evict(run: RunRecord, number: int, regions: float) -> None:
+    """Send so many regions out, those of whom they are missed least first."""
+    for stays in range(2):
+        while regions > _NOTHING:
+            idle = _longest_idle(run, number, 1 - stays)
+            if idle < 0:
+                break
+            regions -= _send_out(run, idle, regions)
+        regions -= _send_out_alike(run, 1 - stays, regions)
+
+
+@compiled
+def _longest_idle(run: RunRecord, number: int, yields: int) -> int:
+    """Return who has pages and has not worked for the longest, of all but one; below 0: nobody."""
+    found, since_ns = -1, FOREVER
+    for other in present_in(run):
+        sim_job = sim_job_of(run, other)
+        idle = other != number and not sim_job.busy and sim_job.yields == yields and sim_job.resident > _NOTHING
+        if idle and sim_job.worked_ns < since_ns:
+            found, since_ns = other, sim_job.worked_ns
+    return found
+
+
+@compiled
+def _send_out(run: RunRecord, number: int, regions: float) -> float:
+    """Send out so many of a simulated job's regions, or all; returns how many."""
+    sim_job = sim_job_of(run, number)
+    gone = min(regions, sim_job.resident)
+    sim_job.resident -= gone
+    run.resident -= gone
+    return gone
+
+
+@compiled
+def _send_out_alike(run: RunRecord, yields: int, regions: float) -> float:
+    """Send out so many regions of all, each in proportion to what it has; returns how many."""
+    there = 0.0
+    for other in present_in(run):
+        sim_job = sim_job_of(run, other)
+        there += sim_job.resident if sim_job.yields == yields else 0.0
+    if regions <= _NOTHING or there <= _NOTHING:
+        return 0.0
+    share = min(1.0, regions / there)
+    for other in present_in(run):
+        sim_job = sim_job_of(run, other)
+        if sim_job.yields == yields:
+            _send_out(run, other, sim_job.resident * share)
+    return share * there
