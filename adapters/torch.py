@@ -19,7 +19,7 @@ from zico.job import joining, session
 from zico.job.autoload import complain
 from zico.offload.state_return import Resting
 from zico.offload.swapper import LEAST_BYTES
-from zico.planning.saving.registry import AUTO_PLANNERS, LONGEST, REDUCING, SAVE_PLANNERS, SEGMENTS, is_encoding
+from zico.planning.saving.registry import AUTO_PLANNERS, LONGEST, REDUCING, SAVE_PLANNERS, is_encoding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -144,10 +144,6 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
                 complain("this process makes no tensor again", error)
             else:
                 rebuilding.install()
-        elif planner == SEGMENTS:
-            from zico.adapters.torch_segments import Segments
-
-            joined.at_boundaries.append(Segments(saving).boundary)
         elif is_encoding(planner):
             from zico.adapters.torch_encoding import Readers
 

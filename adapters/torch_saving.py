@@ -107,11 +107,6 @@ def digest_of(storage: Any) -> int:  # noqa: ANN401 - torch has no types
     return digest(storage.data_ptr(), storage.nbytes())
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor of PyTorch's own type is nothing but memory of the host: dense, read as it is written."""
-    return tensor.is_cpu and is_dense(tensor)
-
-
 def is_dense(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is read as it is written."""
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_conj() or tensor.is_neg())
@@ -357,8 +352,6 @@ class Saving:
         self._begin = begin
         self._end = end
         self.least_bytes = least_bytes
-        self.saved_bytes = 0
-        """Of all memory that has ever been saved."""
         self.on_saved: Callable[[Saved, torch.Tensor], None] | None = None
         """Told of what has been saved of the pool's memory."""
         self.encoding: int | None = None
@@ -404,7 +397,6 @@ class Saving:
                 known = self.known.get(storage._cdata)
                 if known is None and self.owns(storage):
                     known = self.known[storage._cdata] = self.storage_type(self, storage)
-                    self.saved_bytes += known.size_bytes
                     self.swapper.saved(known, _maker(tensor))
                 if known is not None:
                     saved = Saved(known, tensor)

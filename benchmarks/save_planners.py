@@ -61,7 +61,7 @@ SWAPPING = (
     "swapadvisor",
     "flow-whole",
 )
-DROPPING = ("segments", "dtr", "chen", "superneurons", "echo", "capuchin", "zico")
+DROPPING = ("dtr", "chen", "superneurons", "echo", "capuchin", "zico")
 FILE = ("--tier", "file")
 AUTO = (("auto", 0.6, ()), ("auto", 0.5, ()), ("auto", 0.4, ()))
 ROWS = tuple((name, 0.6, ()) for name in ("swap", *SWAPPING, *DROPPING))

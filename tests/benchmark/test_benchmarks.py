@@ -222,18 +222,6 @@ def test_batch_factors_smoke_finds_larger_batches(tmp_path: Path) -> None:
     assert row["plain"] < found["capuchin"]["batch"] <= found["zico"]["batch"] <= row["most"]
 
 
-def test_selective_smoke_has_a_row_for_each_way(tmp_path: Path) -> None:
-    """A smoke run of selective.py: what is kept is not saved, and does not run again."""
-    done = run_script("selective.py", "--smoke", "-o", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "selective.json").read_text())
-    assert missing(result) == []
-    whole, products = result["rows"][:2]
-    assert products["saved_bytes"] + products["kept_bytes"] == whole["saved_bytes"]
-    assert products["kept_bytes"] > 0
-    assert products["again_ns"] < whole["again_ns"]
-
-
 def test_save_planners_smoke_compares_losses(tmp_path: Path) -> None:
     """A smoke run of save_planners.py trains by two planners with the losses of the job alone; one drops tensors."""
     done = run_script("save_planners.py", "--smoke", "-o", str(tmp_path))

@@ -10,7 +10,7 @@ from zico.base.errors import ConfigError
 from zico.base.units import GIB, MIB
 from zico.broker.protocol.messages import MAX_SIZE_BYTES
 from zico.broker.saving import MODES, PLANNERS, Wish, check_device, served_on, variables_of, wish_in, wishes_of
-from zico.planning.saving.registry import DEVICE_PLANNERS, REDUCING, SEGMENTS
+from zico.planning.saving.registry import DEVICE_PLANNERS, REDUCING
 from zico.pool.layout import SaveMode
 
 NAMES = ("a", "b=c")
@@ -59,12 +59,12 @@ def test_on_a_gpu_pytorch_alone_swaps() -> None:
 
 
 def test_on_a_gpu_planners_encode_nothing() -> None:
-    """A planner that encodes or runs modules again is refused there, with those that would do."""
+    """A planner that encodes is refused there, with those that would do."""
     for planner in PLANNERS:
         check_device("host", {"a": Wish("swap", planner=planner)}, "--save")
     for planner in DEVICE_PLANNERS:
         check_device("cuda", {"a": Wish("page"), "b": Wish("auto"), "c": Wish("swap", planner=planner)}, "--save")
-    for planner in {*REDUCING, SEGMENTS, "gist"}:
+    for planner in {*REDUCING, "gist"}:
         assert planner not in DEVICE_PLANNERS
         with pytest.raises(
             ConfigError, match=f"ZICO_SAVE: b cannot follow {planner} on a GPU, .* one of longest, zico, "

@@ -56,12 +56,6 @@ WAYS = {
         must_drop=("Resnet", "Accumulated", "Pair"),
         checks=FRAMEWORK / "torch_rebuilding_checks.py",
     ),
-    "segments": Way(
-        swapping("segments"),
-        (*COMMON, "Deep"),
-        must_drop=("Deep",),
-        checks=FRAMEWORK / "torch_segments_checks.py",
-    ),
     "gist": Way(
         swapping("gist", "compressed:1GiB"),
         ("Resnet", "Pooled", "Checkpointed"),
@@ -128,7 +122,7 @@ def trained(made: Pool, name: str) -> Runs:
 @pytest.mark.timeout(3 * PATIENCE_S)
 @pytest.mark.parametrize(("name", "check"), CHECKS)
 def test_in_a_job(roomy: Pool, name: str, check: str) -> None:
-    """What the check's docstring says is true in a job that swaps, drops, runs modules again or encodes."""
+    """What the check's docstring says is true in a job that swaps, drops or encodes."""
     found = checked(roomy, name)[check]
     assert found == "ok", found
 
@@ -180,7 +174,7 @@ def test_fewer_bits_are_other_bits_and_still_train(roomy: Pool) -> None:
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
-@pytest.mark.parametrize("name", [name for name in WAYS if name != "segments"])
+@pytest.mark.parametrize("name", WAYS)
 def test_a_training_says_nothing(roomy: Pool, name: str) -> None:
     """Neither do jobs that need less memory write to stderr, but for who stands in for a planner without a plan."""
     lines = trained(roomy, name)["stderr"]["text"].splitlines()

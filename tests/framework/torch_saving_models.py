@@ -98,18 +98,6 @@ class Transformer(Trained):
         return self.model(torch.randn(32, 64, 64)).square().mean()
 
 
-class Deep(Transformer):
-    """Eight layers, each of which keeps several times what it is given, for twelve iterations."""
-
-    iterations = 12
-
-    def __init__(self) -> None:
-        """Make it."""
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.1, batch_first=True)
-        Trained.__init__(self, nn.TransformerEncoder(layer, 8, enable_nested_tensor=False))
-
-
 class Views(Trained):
     """Halves, transposed views and strides of one storage, each saved by an operation of its own."""
 
@@ -229,7 +217,7 @@ class Retained(Trained):
         return loss.item()
 
 
-KINDS = (Resnet, Transformer, Deep, Views, Accumulated, Pair, Checkpointed, Pooled, Penalised, Retained)
+KINDS = (Resnet, Transformer, Views, Accumulated, Pair, Checkpointed, Pooled, Penalised, Retained)
 
 
 def train(kind: Callable[[], Trained], after_step: Callable[[], None] = lambda: None) -> dict[str, Any]:

@@ -75,13 +75,13 @@ def check_device(kind: str, wishes: Mapping[str, Wish], origin: str) -> None:
     """Refuse planners that a device's jobs cannot follow.
 
     Raises:
-        ConfigError: A job on a GPU is to follow a planner that encodes tensors or runs modules again.
+        ConfigError: A job on a GPU is to follow a planner that encodes tensors.
     """
     for name, wish in wishes.items():
         if kind != "host" and wish.planner and wish.planner not in DEVICE_PLANNERS:
             raise ConfigError(
-                f"{origin}: {name} cannot follow {wish.planner} on a GPU, where nothing is encoded and no module runs "
-                f"again: give one of {', '.join(DEVICE_PLANNERS)}"
+                f"{origin}: {name} cannot follow {wish.planner} on a GPU, where nothing is encoded: "
+                f"give one of {', '.join(DEVICE_PLANNERS)}"
             )
 
 

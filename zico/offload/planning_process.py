@@ -58,7 +58,7 @@ from zico.base import interpreter
 from zico.base.errors import ConfigError
 from zico.offload.swap_learning import ways
 from zico.offload.swap_schedule import MOST_HIGHER, PLANNING_S, choose
-from zico.planning.saving.registry import LONGEST, SEGMENTS
+from zico.planning.saving.registry import LONGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -215,7 +215,7 @@ class PlanningProcess:
             ConfigError: The planner cannot plan here. Or the process could not start, has died or
                 was late.
         """
-        if planner in {LONGEST, SEGMENTS}:
+        if planner == LONGEST:
             return None
         with contextlib.suppress(_Over):
             chosen: Chosen | NoPlan | None = self._ask(choose, seen, limit_bytes, rates, planner)

@@ -28,7 +28,7 @@ from zico.base.units import format_bytes
 from zico.offload.observed import NS, Idleness, problem_of
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.mixed import rewritten
-from zico.planning.saving.registry import LONGEST, SEGMENTS, job_planner
+from zico.planning.saving.registry import LONGEST, job_planner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,7 +98,7 @@ def choose(seen: Observed, limit_bytes: int, rates: Rates, planner: str) -> Chos
         rates: Of the tier.
         planner: One of ``JOB_PLANNERS`` of ``zico.planning.saving.registry``.
     """
-    return None if planner in {LONGEST, SEGMENTS} else _chosen_by(job_planner(planner), seen, limit_bytes, rates)
+    return None if planner == LONGEST else _chosen_by(job_planner(planner), seen, limit_bytes, rates)
 
 
 def plan(

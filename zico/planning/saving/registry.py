@@ -42,16 +42,14 @@ SAVES = (*MODES, *SAVE_PLANNERS, *SWAP_PLANNERS)
 """What a traced job may do: a mode of ``zico run``, or the name of a planner."""
 LONGEST = "longest"
 """What jobs follow if nothing else was asked for: see ``zico.offload.swap_schedule``."""
-SEGMENTS = "segments"
-"""Modules run again in the backward pass; what that leaves over moves as by ``LONGEST``."""
 OURS = "zico"
 AUTO_PLANNERS = (LONGEST, OURS)
 """Of which a job under ``auto`` keeps the fastest."""
 REDUCING = {"gist-fp16": "fp16", "gist-fp10": "fp10", "gist-fp8": "fp8"}
 """As ``gist``, with what leaves in fewer bits: gradients are not the same bits any more."""
-JOB_PLANNERS = (LONGEST, SEGMENTS, *SAVE_PLANNERS, *(name for name in SWAP_PLANNERS if name != "flow"), *REDUCING)
+JOB_PLANNERS = (LONGEST, *SAVE_PLANNERS, *(name for name in SWAP_PLANNERS if name != "flow"), *REDUCING)
 """Those that jobs can follow: they move whole tensors."""
-DEVICE_PLANNERS = tuple(name for name in JOB_PLANNERS if name not in {SEGMENTS, "gist", *REDUCING})
+DEVICE_PLANNERS = tuple(name for name in JOB_PLANNERS if name not in {"gist", *REDUCING})
 """Those that jobs on a GPU can follow: they move tensors as they are, or make them again by rules."""
 
 
