@@ -14,7 +14,7 @@ from zico.base.programs import program
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-JOBS = ("heap", "zico.planning.packing.regions_search", "zico.offload.stores", "zico.pool.behind")
+JOBS = ("heap", "zico.planning.packing.regions_search", "zico.offload.stores")
 BROKERS = ("scheduler", "pool", "zico.offload.stores")
 PAGING = ("zico.offload.pager_loop", "zico.heap.paged")
 CUDA = ("cuda_hooks", "cuda", "zico.heap.cuda.contents")

@@ -251,8 +251,6 @@ class Member(Record):
     jobs_address: I8
     issued_address: I8
     counters_address: I8
-    address: I8  # of this record
-    behind_address: I8  # of zico.pool.behind.take_behind, where regions are granted behind fences
     job: I8  # this process's job, NOBODY in the broker
     notify_fd: I8  # pipe that wakes the broker
     table_fd: I8

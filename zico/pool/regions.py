@@ -48,10 +48,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zico.base.compiled import call, compiled, entry, inlined, keep_out_of_line, release_fence
+from zico.base.compiled import compiled, entry, inlined, keep_out_of_line, release_fence
 from zico.base.libc import futex_wake_all, monotonic_ns, write_bytes
 from zico.pool import groups, profiles, rules, still
-from zico.pool.fences import NO_FENCE, has_passed, is_clear, pair_in
+from zico.pool.fences import NO_FENCE, has_passed, is_clear, is_issued, may_run_ahead, pair_in, value_in
 from zico.pool.layout import (
     EMPTY,
     HEADER,
@@ -398,14 +398,56 @@ def _is_clear(pool: Member, fence: int, slot: int) -> bool:
 
 @compiled
 def _take_behind(pool: Member, wanted: Array, n: int, missing: int, slot: int) -> int:
-    """Take what is missing behind fences that are issued, or take back what has been taken."""
+    """Take what is missing behind fences that are issued and demand the waits, or take back what has been taken."""
     keep_out_of_line()
-    status = WAIT
-    if header_of(pool).on_timeline == 1:
-        status = call(pool.behind_address, (pool.address, wanted.ctypes.data, n, missing, slot))
-    if status == WAIT:
-        _untake(header_of(pool), regions_of(pool), wanted, n)
-    return status
+    header = header_of(pool)
+    regions = regions_of(pool)
+    if header.on_timeline == 1 and may_run_ahead(pool, slot, missing):
+        for i in range(n):
+            r = NAMED - wanted[i]
+            if r >= 0 and _is_takable_behind(pool, regions, r, slot):
+                wanted[i] = r
+                give_to(pool, header, regions, r)
+                missing -= 1
+        r = header.free_head
+        i = 0
+        while missing > 0 and r != NOBODY:
+            after = regions[r].next
+            if _is_takable_behind(pool, regions, r, slot):
+                while wanted[i] >= 0:
+                    i += 1
+                wanted[i] = r
+                give_to(pool, header, regions, r)
+                missing -= 1
+            r = after
+    if missing > 0:
+        _untake(header, regions, wanted, n)
+        return WAIT
+    for i in range(n):
+        _demand_wait(pool, regions[wanted[i]].fence, slot)
+    return BEHIND
+
+
+@inlined
+def _is_takable_behind(pool: Member, regions: Records[Region], r: int, slot: int) -> bool:
+    """Tell whether the region is free, a wait for its fence would end, and nothing but that fence guards it."""
+    return (
+        regions[r].owner == NOBODY
+        and is_issued(pool, regions[r].fence)
+        and (regions[r].before == NO_FENCE or is_clear(pool, regions[r].before, slot))
+    )
+
+
+@inlined
+def _demand_wait(pool: Member, fence: int, slot: int) -> None:
+    """Enter in the member record that the stream must wait for a fence, once per counter, for the largest value."""
+    if is_clear(pool, fence, slot):
+        return
+    pair = pair_in(fence)
+    if pool.wait_values[pair] == 0:
+        pool.wait_pairs[pool.n_waits] = pair
+        pool.n_waits += 1
+    pool.wait_values[pair] = max(pool.wait_values[pair], value_in(fence))
 
 
 @inlined

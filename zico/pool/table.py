@@ -102,7 +102,6 @@ class PoolTable:
         member["mutex_address"] = base + HEADER.fields["mutex"][1]
         member["regions_address"] = base + layout.regions_offset()
         member["job"] = NOBODY
-        member["address"] = self.member.ctypes.data
         member["profiles_address"] = self._profiles.ctypes.data
         member["notify_fd"] = self.notify_fd
         member["table_fd"] = self.table_fd
@@ -123,10 +122,6 @@ class PoolTable:
         self.member[0]["jobs_address"] = base + layout.jobs_offset(n_regions)
         self.member[0]["issued_address"] = base + layout.issued_offset(n_regions)
         self.member[0]["counters_address"] = base + layout.counters_offset(n_regions)
-        if self.header["on_timeline"]:
-            from zico.pool.behind import take_behind  # compiled or loaded by this, so only where it is needed
-
-            self.member[0]["behind_address"] = take_behind.address
 
     @classmethod
     def create(
@@ -318,7 +313,6 @@ class PoolTable:
         """Return a member record with which this process acts for a job; valid while the table is open."""
         member = self.member.copy()
         member[0]["job"] = job
-        member[0]["address"] = member.ctypes.data
         return member
 
     def mark_leaving(self, job: int) -> None:
