@@ -8,8 +8,8 @@ the page as JSON, in the element ``report``.
 from __future__ import annotations
 
 import dataclasses
-import html
 import itertools
+from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -173,7 +173,7 @@ def _panel(record: Record, span: Span, title: str) -> str:
     blockers = record.blockers()
     for job, name in enumerate(record.names):
         at = lanes_at + LANE * job
-        parts.append(f'<text x="{LEFT - 8}" y="{at + 15}" text-anchor="end">{_text(_short(name))}</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{at + 15}" text-anchor="end">{escape(_short(name))}</text>')
         parts += _lane(record, job, scale, at, blockers)
     return "\n".join([*parts, "</svg></div>"])
 
@@ -208,7 +208,7 @@ def _stack(titles: Sequence[str], t_s: Floats, sizes: Ints, scale: _Scale, *, si
         if (below != above).any():
             back = f"{_steps(x, scale.y(above))}L{_steps(x, scale.y(below), backwards=True)[1:]}Z"
             kind = "" if sign > 0 else ' class="out"'
-            yield f'<path fill="{_colour(job)}"{kind} d="{back}"><title>{_text(titles[job])}</title></path>'
+            yield f'<path fill="{_colour(job)}"{kind} d="{back}"><title>{escape(titles[job])}</title></path>'
 
 
 def _steps(x: Floats, y: Floats, *, backwards: bool = False) -> str:
@@ -234,7 +234,7 @@ def _lane(record: Record, job: int, scale: _Scale, at: int, blockers: list[tuple
         for waits in _close_together(record, job, kind, scale):
             left, right = scale.x(record.wait_t_s[[waits[0], waits[-1]], [0, 1]])
             box = f'x="{left:.1f}" y="{at + 2}" width="{max(right - left, 0.5):.1f}" height="{LANE - 4}"'
-            title = f"<title>{_text(_said(record, kind, waits, blockers))}</title>"
+            title = f"<title>{escape(_said(record, kind, waits, blockers))}</title>"
             yield f'<rect class="{kind.name.lower()}" {box}>{title}</rect>'
     ends = record.boundaries_of(job)
     ends = ends[(ends >= scale.span.start_s) & (ends <= scale.span.stop_s)]
@@ -289,18 +289,18 @@ def waited_for_s(record: Record) -> NDArray[np.float64]:
 
 
 def _table(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_text(cell)}</th>" for cell in columns)
-    body = "\n".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in columns)
+    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     table = f'<table id="{name}">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
     return f'<div class="scroll">{table}</div>'
 
 
 def _list(lines: Iterable[str]) -> str:
-    return "<ul>\n" + "\n".join(f"<li>{_text(line)}</li>" for line in lines) + "\n</ul>"
+    return "<ul>\n" + "\n".join(f"<li>{escape(line)}</li>" for line in lines) + "\n</ul>"
 
 
 def _key(style: str, label: str) -> str:
-    return f'<span><i style="{style}"></i>{_text(label)}</span>'
+    return f'<span><i style="{style}"></i>{escape(label)}</span>'
 
 
 def _colour(job: int) -> str:
@@ -309,7 +309,3 @@ def _colour(job: int) -> str:
 
 def _short(name: str) -> str:
     return name if len(name) <= MOST_CHARS else name[: MOST_CHARS - 1] + "…"
-
-
-def _text(text: str) -> str:
-    return html.escape(text)
