@@ -32,7 +32,7 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
     Args:
         heap: The HEAP record.
         index: The arena, where the plan has no place or that is taken.
-        planned: Offset of that place, or ``following.NO_PLACE``.
+        planned: Offset of that place, or ``history.NO_PLACE``.
         size_bytes: Rounded up to the least alignment.
         alignment: A power of two.
     """

@@ -102,7 +102,7 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
         heap: The HEAP record.
         me: The JOB record.
         arena: Where it belongs, unless the plan has a place for it.
-        planned: That place, or ``following.NO_PLACE``.
+        planned: That place, or ``history.NO_PLACE``.
         size_bytes: Rounded up to the least alignment.
         alignment: A power of two.
 

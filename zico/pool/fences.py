@@ -138,8 +138,7 @@ def overtake(pool: Member, job: int) -> None:
 
 
 START_BYTES = 256 << 20
-"""With releases so coarse no published model lost more than 3 % (methods.md 1.5), so a device that is behind by so
-much has enough to do. From here a few doublings reach any bound."""
+"""The first bound, in bytes: four regions of the default size. A few doublings reach any other."""
 LEAST_BYTES = 64 << 20
 """One region of the default size: jobs with small regions need not run less far ahead."""
 _LOSS_SHIFT = 2  # gentler than the growth: too low a bound idles a device, too high a one only delays a neighbour
