@@ -61,12 +61,12 @@ class Check:
     def sources(self, storage: DeviceStorage) -> list[Saved] | None:
         """Return what its tensor is made of; ``None``: some is lost, or somebody has reached for it, or can."""
         sources = [(saved, uses) for reference, uses in self._sources if (saved := reference()) is not None]
-        is_as_it_was = storage.uses == self._uses and storage.lend() != 0
+        is_as_it_was = storage.uses == self._uses and storage.address_if_idle() != 0
         if not is_as_it_was or len(sources) != len(self._sources):
             return None
         for saved, uses in sources:
             one = saved.storage
-            if one.uses != uses or (one.place in _IN_MEMORY and one.lend() == 0):
+            if one.uses != uses or (one.place in _IN_MEMORY and one.address_if_idle() == 0):
                 return None
         return [saved for saved, _ in sources]
 
@@ -142,12 +142,12 @@ class DeviceStorage(Storage):  # type: ignore[misc]  # mypy knows no adapter by 
         return True
 
     def _begin_check(self) -> None:
-        sources = self.made_of() if self.lend() != 0 else None
+        sources = self.made_of() if self.address_if_idle() != 0 else None
         if sources is None:
             return
         here = [one for one in (self, *(saved.storage for saved in sources)) if one.place in _IN_MEMORY]
         streams = set().union(*(one.streams for one in here))
-        if len(streams) != 1 or any(one.lend() == 0 for one in here):
+        if len(streams) != 1 or any(one.address_if_idle() == 0 for one in here):
             return
         (stream,) = streams
         with self._saving.on(stream):  # whoever asks may be another thread, which waits for memory

@@ -211,7 +211,7 @@ class Storage(Idle):
             return None if self.recipe is None else self.recipe.digest
         if self.place in (Place.AWAY, Place.COMING):
             return self._left_digest
-        return self._saving.digest(self._storage) if self.lend() != 0 else None
+        return self._saving.digest(self._storage) if self.address_if_idle() != 0 else None
 
     def sources(self) -> list[Idle]:
         """Return what it is made of, while it is dropped."""
@@ -226,7 +226,7 @@ class Storage(Idle):
             raise RuntimeError(message)
         self._settled = storage_of(remade(self.recipe, self._kept, bring, self._saving.kind))
 
-    def lend(self) -> int:
+    def address_if_idle(self) -> int:
         """Return its address if only saved tensors refer to it and none has been changed since."""
         uses, objects = _references(self._storage)
         if uses > _USES - 1 + len(self._saved) + len(self._bases):  # whatever lives of those: most calls end here

@@ -2,7 +2,7 @@
 
 ``warm.py serve FRAMEWORK SOCKET`` loads a framework and what a job calls, and forks a process for
 each script. For ``broker`` it loads what a broker imports and calls. ``warm.py SOCKET SCRIPT
-ARGUMENTS`` stands in for that process: it lends its standard streams, ends as the script ends, and
+ARGUMENTS`` stands in for that process: it gives its standard streams, ends as the script ends, and
 takes the script along when it is killed. ``harness.warm`` starts the server.
 
 A script sees a fork of an interpreter that has imported the framework and used nothing of it. What

@@ -71,7 +71,7 @@ class Array(Idle):
         """Let the tier's copy go."""
         self.mover.forget_all_of(self)
 
-    def lend(self) -> int:
+    def address_if_idle(self) -> int:
         """Return its address, unless held."""
         assert self.here is not None, "what is lent is here"
         return 0 if self.held else int(self.here.ctypes.data)

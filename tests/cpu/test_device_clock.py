@@ -131,7 +131,7 @@ def test_what_the_device_waits_is_lost(timed: Timed) -> None:
 
 
 def test_events_are_used_again(timed: Timed) -> None:
-    """Stamps that nobody has any more lend their events to the next ones."""
+    """Stamps that nobody has any more leave their events to the next ones."""
     events = {timed.stamp().event for _ in range(20)}
     gc.collect()
     assert len(events) == 1

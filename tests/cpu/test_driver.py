@@ -1,4 +1,4 @@
-"""The host device against the contract of a driver, what a driver lends, and rollback."""
+"""The host device against the contract of a driver, what a driver gives out, and rollback."""
 
 from __future__ import annotations
 

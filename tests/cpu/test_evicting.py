@@ -299,9 +299,9 @@ def test_a_job_gives_at_its_boundary_what_others_wait_for(swaps: bool) -> None: 
 
 @pytest.mark.parametrize("state", [JobState.BOUNDARY, JobState.RUNNING])
 def test_claims_count_as_free_what_is_lent(state: JobState) -> None:
-    """Invariant 3: who needs what another lends at its boundary may begin, until that one has evicted all it can.
+    """Invariant 3: who needs what another yields at its boundary may begin, until that one has evicted all it can.
 
-    It may, too, while the other one is inside: that one ends its iteration without more, and lends then.
+    It may, too, while the other one is inside: that one ends its iteration without more, and yields then.
     """
     with make_pool(8, region_bytes=GRANULE_BYTES, unasked=False) as pool, Tenant(pool) as a, Tenant(pool) as b:
         weights = a.allocate(4 * GRANULE_BYTES)

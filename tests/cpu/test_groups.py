@@ -453,7 +453,7 @@ def test_first_iterations_of_a_group_end_together(pool: PoolTable) -> None:
 
 
 def test_a_pool_is_crowded_where_a_group_finds_no_room(pool: PoolTable) -> None:
-    """What the others keep leaves room for either rank, and not for both: so they lend it."""
+    """What the others keep leaves room for either rank, and not for both: so they yield it."""
     with joined(pool, 3) as (a, b, other):
         make_groups((a, b, other), 0, 0, 0)
         pool.jobs[job_of(other)]["persistent"] = 2

@@ -104,24 +104,24 @@ def test_the_first_in_turn_starts_if_everybody_waits(name: str, waiting: list[Jo
 @given(waiting=jobs([JobState.BOUNDARY]), spare=st.integers(0, 3))
 @settings(max_examples=60, derandomize=True, deadline=None)
 def test_what_is_lent_keeps_nobody_from_its_turn(name: str, waiting: list[JobView], spare: int) -> None:
-    """If all lend what they hold at their boundaries, who fits alone starts when it has waited longest."""
-    lending = [dataclasses.replace(j, yields_at_boundary=True) for j in waiting]
-    view = pool(max(max(j.persistent, j.profile.peak) for j in lending if j.profile) + spare, *lending)
+    """If all yield what they hold at their boundaries, who fits alone starts when it has waited longest."""
+    yielding = [dataclasses.replace(j, yields_at_boundary=True) for j in waiting]
+    view = pool(max(max(j.persistent, j.profile.peak) for j in yielding if j.profile) + spare, *yielding)
     assert policy_named(name).decide(view)[first_in_turn(view).job] == Start()
 
 
 @pytest.mark.parametrize("name", ["zico", "claims"])
 @given(
     drawn=jobs([JobState.BOUNDARY, JobState.RUNNING, JobState.LEAVING]),
-    lend=st.lists(st.booleans(), min_size=5, max_size=5),
+    yielding=st.lists(st.booleans(), min_size=5, max_size=5),
     spare=st.integers(0, 6),
 )
 @settings(max_examples=200, derandomize=True, deadline=None)
-def test_policies_start_only_to_safe_states(name: str, drawn: list[JobView], lend: list[bool], spare: int) -> None:
+def test_policies_start_only_to_safe_states(name: str, drawn: list[JobView], yielding: list[bool], spare: int) -> None:
     """Whatever has been decided together leaves an order in which all that are in an iteration can finish."""
     drawn = [
-        dataclasses.replace(j, yields_at_boundary=lent and j.phase is JobState.BOUNDARY)
-        for j, lent in zip(drawn, lend, strict=False)
+        dataclasses.replace(j, yields_at_boundary=yields and j.phase is JobState.BOUNDARY)
+        for j, yields in zip(drawn, yielding, strict=False)
     ]
     budget = smallest_budget(drawn) + spare
     decisions = policy_named(name).decide(pool(budget, *drawn))

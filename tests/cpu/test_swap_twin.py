@@ -44,7 +44,7 @@ class Saved(Idle):
         self.fence = 0
         self.held = False
 
-    def lend(self) -> int:
+    def address_if_idle(self) -> int:
         """Return its address, unless held."""
         return 0 if self.held else self.tensor.address
 

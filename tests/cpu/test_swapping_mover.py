@@ -56,7 +56,7 @@ class Made(Array):
 
     def keep_sources(self) -> bool:
         """They are kept anyway."""
-        return self.lend() != 0
+        return self.address_if_idle() != 0
 
     def sources(self) -> list[Idle]:
         """Return the others."""

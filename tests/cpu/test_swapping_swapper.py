@@ -177,12 +177,12 @@ def test_a_job_that_fits_stands_by_until_its_limit_or_its_peak_changes() -> None
     assert job.swapper.stands_by()
 
 
-def test_relief_takes_what_is_needed_last_and_no_more() -> None:
+def test_room_is_made_of_what_is_needed_last_and_no_more() -> None:
     """Somebody who waits gets what was saved first."""
     job = Job(100 * SIZE)
     for i in range(5):
         job.save(bytes([i]) * SIZE)
-    job.swapper.relieve(2 * SIZE)
+    job.swapper.make_room(2 * SIZE)
     assert job.swapper.settle(DEADLINE_S)
     assert [array.place is Place.AWAY for array in job.saved] == [True, True, False, False, False]
     for i in reversed(range(5)):
@@ -196,7 +196,7 @@ def test_what_outlives_its_iteration_can_still_leave_and_be_used() -> None:
     kept = job.saved.pop()
     job.gauge.iterations += 1
     job.save(b"new" * SIZE)
-    job.swapper.relieve(1)
+    job.swapper.make_room(1)
     assert job.swapper.settle(DEADLINE_S)
     assert (kept.place, job.saved[0].place) == (Place.AWAY, Place.HERE)
     assert job.swapper.used(kept, kept.take) == b"old" * SIZE
@@ -212,11 +212,11 @@ def test_events_without_boundaries_are_not_kept_for_ever() -> None:
     assert job.swapper.passive_iterations >= 7
 
 
-def test_relief_waits_for_what_is_being_copied_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_making_room_waits_for_what_is_being_copied_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes back cannot leave until it is here; then it goes again at once, and the wait is over."""
     job = Job(100 * SIZE)
     job.save(b"a" * SIZE)
-    job.swapper.relieve(SIZE)
+    job.swapper.make_room(SIZE)
     assert job.swapper.settle(DEADLINE_S)
     array = job.saved[0]
     job.shelf.held_up_in = threading.Event()
@@ -230,13 +230,13 @@ def test_relief_waits_for_what_is_being_copied_in(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(swapper, "LANDING_S", DEADLINE_S)
     monkeypatch.setattr(job.mover, "await_landing", noted)
-    relieving = threading.Thread(target=job.swapper.relieve, args=(SIZE,), daemon=True)
-    relieving.start()
+    making = threading.Thread(target=job.swapper.make_room, args=(SIZE,), daemon=True)
+    making.start()
     assert waits.wait(DEADLINE_S), "it does not wait, though it cannot leave yet"
-    assert relieving.is_alive()
+    assert making.is_alive()
     job.shelf.held_up_in.set()
-    relieving.join(DEADLINE_S)
-    assert (relieving.is_alive(), array.place) == (False, Place.AWAY)
+    making.join(DEADLINE_S)
+    assert (making.is_alive(), array.place) == (False, Place.AWAY)
     assert job.use() == b"a" * SIZE
 
 
@@ -265,16 +265,16 @@ def wish_to_drop(job: Job, array: Array) -> None:
     job.swapper._plan = Plan(seen, frozenset(), {}, SIZE, frozenset({array.ordinal}))
 
 
-def test_relief_lets_the_device_tell_before_anything_is_copied() -> None:
+def test_making_room_lets_the_device_tell_before_anything_is_copied() -> None:
     """What the plan drops goes when the device has told that it may; nothing else leaves for it."""
     job = Job(100 * SIZE)
     job.save(b"a" * SIZE)
     late = Late(job.mover, b"b" * SIZE)
     wish_to_drop(job, late)
-    job.swapper.relieve(SIZE)
+    job.swapper.make_room(SIZE)
     assert (late.place, late.is_dropped, late.asked) == (Place.AWAY, True, 1)
     assert job.saved[0].place is Place.HERE
-    job.swapper.relieve(SIZE)
+    job.swapper.make_room(SIZE)
     assert job.swapper.settle(DEADLINE_S)
     assert job.saved[0].place is Place.AWAY, "there is nothing else to drop"
 
@@ -287,17 +287,17 @@ class Silent(Late):
         return not threading.Event().wait(min(within_s, 0.01))
 
 
-def test_relief_copies_where_the_device_is_busy_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_making_room_copies_where_the_device_is_busy_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What only has to be copied leaves, though the device never tells whether something else may be dropped."""
     monkeypatch.setattr("zico.offload.swapper.LANDING_S", 0.05)
     job = Job(100 * SIZE)
     job.save(b"a" * SIZE)
     silent = Silent(job.mover, b"b" * SIZE)
     wish_to_drop(job, silent)
-    relieving = threading.Thread(target=job.swapper.relieve, args=(SIZE,), daemon=True)
-    relieving.start()
-    relieving.join(5.0)
-    assert not relieving.is_alive()
+    making = threading.Thread(target=job.swapper.make_room, args=(SIZE,), daemon=True)
+    making.start()
+    making.join(5.0)
+    assert not making.is_alive()
     assert job.swapper.settle(DEADLINE_S)
     assert (job.saved[0].place, silent.place) == (Place.AWAY, Place.HERE)
 

@@ -42,7 +42,7 @@ class Plain(Script):
 
 @pytest.fixture
 def runtime() -> Iterator[Path]:
-    """Lend a runtime directory; no broker that listens there outlives the test."""
+    """Give a runtime directory; no broker that listens there outlives the test."""
     compile_once()
     path = Path(tempfile.mkdtemp(prefix="zf-"))
     yield path

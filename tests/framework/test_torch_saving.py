@@ -146,8 +146,8 @@ def test_less_memory_gives_the_same_bits(roomy: Pool, name: str, kind: str, run:
 def test_what_a_job_swaps_goes_where_it_is_to_go(roomy: Pool, kind: str, run: str) -> None:
     """By need alone and by plans, tensors leave and come back, and nothing goes to the next tier instead.
 
-    However slow the machine is: an allocation that waits goes there only where relief has answered
-    that nothing can leave, and asks again whenever a tensor has arrived (``test_relief.py``) or pool
+    However slow the machine is: an allocation that waits goes there only where the swapper has answered
+    that nothing can leave, and asks again whenever a tensor has arrived (``test_making_room.py``) or pool
     or heap have changed. What lands or leaves is waited for.
     """
     found = trained(roomy, "swap")[kind]["runs"][run]

@@ -128,11 +128,11 @@ def check_what_is_held_stays() -> None:
     array = chain(1, leaf).detach().numpy()
     here = joined()
     out_before, _ = moved()
-    here.swapper.relieve(64 * MIB)
+    here.swapper.make_room(64 * MIB)
     here.swapper.settle(DEADLINE_S)
     assert moved()[0] == out_before
     del held
-    here.swapper.relieve(64 * MIB)
+    here.swapper.make_room(64 * MIB)
     here.swapper.settle(DEADLINE_S)
     assert moved()[0] - out_before >= FLOATS * 4
     end.sum().backward()
@@ -152,7 +152,7 @@ def check_what_came_back_and_was_not_used_leaves_again() -> None:
         assert here.swapper.settle(DEADLINE_S)
         assert time.monotonic() < until_s
     away = int(record()["out_now_bytes"])
-    here.swapper.relieve(64 * MIB)
+    here.swapper.make_room(64 * MIB)
     assert here.swapper.settle(DEADLINE_S)
     assert record()["out_now_bytes"] > away
     end.sum().backward()
@@ -275,7 +275,7 @@ def check_tensors_of_other_kinds_are_left_alone() -> None:
     before = moved()
     layer = nn.Linear(1024, 1024)
     (layer(torch.ones(4, 1024)) * 2).sum().backward()
-    joined().swapper.relieve(64 * MIB)
+    joined().swapper.make_room(64 * MIB)
     joined().swapper.settle(DEADLINE_S)
     assert moved() == before
 

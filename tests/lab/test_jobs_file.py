@@ -106,7 +106,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_trace_is_found_beside_the_file(folder: Path) -> None:
-    """Its typical iteration is the job's, in bytes; it lends its name; larger regions never hold less."""
+    """Its typical iteration is the job's, in bytes; it gives its name; larger regions never hold less."""
     (load,) = read({"trace": "traces/loop.ztrace"}, folder=folder)
     assert load.name == "loop"
     assert 0 < load.persistent < load.profile.peak

@@ -33,7 +33,7 @@ SWEEP_JOB = Path(__file__).with_name("sweep_job.py")
 
 @pytest.fixture
 def runtime() -> Iterator[Path]:
-    """Lend a runtime directory; no broker that listens there outlives the test."""
+    """Give a runtime directory; no broker that listens there outlives the test."""
     compile_once()
     with tempfile.TemporaryDirectory(prefix="zd-") as path:
         yield Path(path)

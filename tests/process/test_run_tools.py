@@ -29,7 +29,7 @@ FOREVER = (
 
 @pytest.fixture
 def short_dir() -> Iterator[Path]:
-    """Lend a directory whose path is short enough for a socket."""
+    """Give a directory whose path is short enough for a socket."""
     path = Path(tempfile.mkdtemp(prefix="zt-"))
     yield path
     shutil.rmtree(path)

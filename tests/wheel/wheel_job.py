@@ -440,7 +440,7 @@ def swap_queued() -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
     def leave() -> None:
-        swapper.relieve(1 << 40)
+        swapper.make_room(1 << 40)
         seen["settled"] = swapper.settle(LONG_S)
         seen["out_bytes"] = swapper.figures.out_bytes
         seen["queued"] = not main.query()

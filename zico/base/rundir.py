@@ -55,7 +55,7 @@ def base_directory() -> Path:
 
 @contextmanager
 def run_directory() -> Iterator[Path]:
-    """Lend a fresh directory of mode 0700 and remove it with all that is in it afterwards."""
+    """Give a fresh directory of mode 0700 and remove it with all that is in it afterwards."""
     base = base_directory()
     path = base
     while path.exists():

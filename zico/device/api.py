@@ -92,7 +92,7 @@ class Driver(Protocol):
         ...
 
 
-# -- one owner per thing that a driver lends: one undo each, done exactly once ---------------------
+# -- one owner per thing that a driver gives out: one undo each, done exactly once -----------------
 #
 # Several driver calls are one rollback scope: ``contextlib.ExitStack``, with each undo registered
 # right after its call succeeded and ``pop_all`` at the end (style after cuda.core's transactions).

@@ -375,7 +375,7 @@ WAIT = dtype_of(Wait)
 class Swap(Record):
     """Questions to the thread that swaps, and its answers (``zico.heap.reclaim``)."""
 
-    fd: I8  # eventfd that asks for relief, -1: nobody is there to be asked
+    fd: I8  # eventfd that asks for room, -1: nobody is there to be asked
     asked: I8  # questions, ever
     answered: I8
     sequence: I8  # how pool and heap were at the last one

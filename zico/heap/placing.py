@@ -45,8 +45,8 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
     if heap.plan_address != 0 and index == LONG:
         index = EXTRA
     if index == SHORT or (heap.plan_address != 0 and index < RESTING):
-        # A temporary is a guest wherever there is room: it pins nothing for long, and needs no
-        # region of its own. So is what the plan does not know. But nothing is a guest where a plan
+        # A temporary goes into any hole with room: it pins nothing for long, and needs no
+        # region of its own. So does what the plan does not know. But nothing goes where a plan
         # is followed: it would stand in the way.
         for host in (SHORT, EXTRA, LONG):
             if (host == LONG and heap.plan_address != 0) or free_list.is_full(arena_of(heap, host)):
@@ -74,7 +74,7 @@ def _elsewhere(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
 
 
 @compiled
-def as_guest(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
+def in_hole(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     """Find a range in regions that the job holds anyway, in any arena of the first stream; ``NEVER_FITS``: none.
 
     For who may hold no more regions: a worse place for this tensor, and for some that come later,

@@ -230,7 +230,7 @@ def _own_holes(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     offset = placing.place(heap, request.arena, request.planned, request.size_bytes, request.alignment)
     swaps = heap.swap.fd != NOBODY_TO_ASK and request.arena < SPILL
     if swaps and offset in (MUST_WAIT, NEVER_FITS) and _at_limit(me, offset):
-        offset = max(offset, placing.as_guest(heap, request.size_bytes, request.alignment))
+        offset = max(offset, placing.in_hole(heap, request.size_bytes, request.alignment))
     return offset
 
 

@@ -3,8 +3,8 @@
 Theory of operation
     What can be swapped is memory that nobody reaches for between two uses (``Idle``).
 
-    What leaves is copied while it lies still: nobody but the mover can reach it (``Idle.lend``). So
-    the copy cannot be torn, and whoever needs the memory before it has gone simply keeps it. It is
+    What leaves is copied while it lies still: nobody but the mover can reach it
+    (``Idle.address_if_idle``). So the copy cannot be torn, and whoever needs the memory before it has gone simply keeps it. It is
     freed by the thread that copied it, at once. What comes back is copied into memory that nobody
     sees until it is complete.
 
@@ -78,7 +78,7 @@ class Idle(abc.ABC):
     def keep_sources(self) -> bool:
         """Keep what its contents are made of until ``arrive``; tells whether they can be made again.
 
-        They can if nobody else can reach them or their sources, as ``lend`` says.
+        They can if nobody else can reach them or their sources, as ``address_if_idle`` says.
         """
         return False
 
@@ -99,11 +99,11 @@ class Idle(abc.ABC):
         raise NotImplementedError
 
     @abc.abstractmethod
-    def lend(self) -> int:
+    def address_if_idle(self) -> int:
         """Return its address if nobody else can reach it, so that it cannot be read or written meanwhile; else 0."""
 
     def encoding(self) -> int:
-        """Return what a tier may keep of its numbers, while ``lend`` returns its address."""
+        """Return what a tier may keep of its numbers, while ``address_if_idle`` returns its address."""
         return ZEROS
 
     @abc.abstractmethod
@@ -257,7 +257,7 @@ class Mover:
         with self._lock:
             if idle.place is not Place.HERE or idle.stays or self._is_child:
                 return False
-            address = idle.lend()
+            address = idle.address_if_idle()
             if address == 0:
                 return False
             if idle.ticket >= 0:  # it came back and nobody has used it: the tier still has it
@@ -432,7 +432,7 @@ class Mover:
                 errno = self.tier.get(idle.ticket, address, idle.size_bytes)
                 self.figures.moving_ns += time.monotonic_ns() - began_ns
         finally:
-            with self._lock:  # what lands counts as landing until it is here: relief waits for it, and sends it again
+            with self._lock:  # what lands counts until it is here: who makes room waits for it, and sends it again
                 self.figures.landing_bytes -= idle.size_bytes
                 if errno == 0:
                     self._note_arrival(idle)

@@ -1,4 +1,4 @@
-"""A swapper for a job: its tier, its heap as a gauge, and relief for its threads that wait.
+"""A swapper for a job: its tier, its heap as a gauge, and room for its threads that wait.
 
 The gauge reads from the heap what the job holds and what its last iteration did to memory.
 """
@@ -283,7 +283,7 @@ def start(
     learner = Learner(gauge.ended, gauge.cap_bytes, rates, *told, choose=planning.choose, follow=follow)
     swapper = Swapper(mover, gauge, learner, logs_returns=not on_device)  # the log is of the first stream alone
     asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
-    threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()
+    threading.Thread(target=_make_room, args=(heap, gauge, swapper, asked_fd), name="zico-room", daemon=True).start()
     record["swap"]["sequence"] = NOT_ASKED
     record["swap"]["fd"] = asked_fd
     if not record["swap"]["overflows"]:
@@ -301,7 +301,7 @@ def _device_tier(heap: Heap, wishes: Sequence[TierWish], of_stack: dict[str, Any
     return DeviceTier(heap, wishes, **of_stack)
 
 
-def _relieve(heap: Heap, gauge: HeapGauge, swapper: Swapper, asked_fd: int) -> None:
+def _make_room(heap: Heap, gauge: HeapGauge, swapper: Swapper, asked_fd: int) -> None:
     """Answer allocations that wait, for as long as the process lives; if this fails nobody asks any more."""
     record = heap.record[0]
     poll = select.poll()
@@ -312,6 +312,6 @@ def _relieve(heap: Heap, gauge: HeapGauge, swapper: Swapper, asked_fd: int) -> N
             poll.poll()  # no deadline: who asks goes on without an answer when its own deadline has passed
             os.eventfd_read(asked_fd)
             asked = int(record["swap"]["asked"])
-            swapper.relieve(gauge.needed_bytes())
+            swapper.make_room(gauge.needed_bytes())
             record["swap"]["answered"] = asked
             gauge.wake()

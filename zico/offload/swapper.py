@@ -8,7 +8,7 @@ Theory of operation
     and after a use comes what became idle before that, as long as there is room, for backward
     passes use last what was saved first.
 
-    In either case a thread of the job that waits for memory gets relief (``relieve``): whatever is
+    In either case a thread of the job that waits for memory gets room (``make_room``): whatever is
     idle and needed last leaves.
 
 Guarantees
@@ -49,7 +49,7 @@ ROOM_SHARE = 0.9
 AHEAD = 2
 """Without a plan: tensors that come back ahead of their use at a time."""
 LANDING_S = 1.0
-"""Longer than any copy takes from a tier that is of use, and than relief waits for the device to tell what may go."""
+"""Seconds. No copy from a useful tier takes longer, and no wait for the device to tell what may go."""
 FORK_S = 60.0
 """Longest that a fork waits for copies on their way, and a parent for its child's."""
 _LOOK_BACK = 16
@@ -389,7 +389,7 @@ class Swapper:
 
     # -- somebody waits ----------------------------------------------------------------------------
 
-    def relieve(self, needed_bytes: int) -> None:
+    def make_room(self, needed_bytes: int) -> None:
         """Let so much leave that somebody who waits for memory can go on.
 
         What is to go without a copy goes first, if the device only has to tell that it may. Waits

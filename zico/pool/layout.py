@@ -124,7 +124,7 @@ class Header(Record):
     mixed: I4  # 1: some member is in another pid namespace than the broker, so numbers of threads are ambiguous
     places: I4  # job records in use so far; those behind are empty
     on_timeline: I4  # 1: a region may be granted before its fence has passed, the new owner's stream waits
-    crowded: I4  # 1: what jobs keep between iterations leaves some job no room for one; then they lend it
+    crowded: I4  # 1: what jobs keep between iterations leaves some job no room for one; then they yield it
     isolate: I4  # 1: jobs unmap what they give back, and scrub what another has used
     grouped: I4  # 1: some job has been in a group (zico.pool.groups)
     bare_head: I4  # the first bare region of the list, NOBODY: there is none

@@ -1,4 +1,4 @@
-"""A job that is in its own way asks for relief, waits as long as something leaves, and no longer."""
+"""A job that is in its own way asks for room, waits as long as something leaves, and no longer."""
 
 from __future__ import annotations
 
@@ -145,16 +145,16 @@ def test_it_asks_again_when_what_left_emptied_no_region() -> None:
         a.free_all()
 
 
-@pytest.mark.parametrize("has_relief", [False, True])
-def test_who_may_hold_no_more_goes_wherever_there_is_room(has_relief: bool) -> None:  # noqa: FBT001 - cases
-    """A small tensor that has an arena of its own is a guest in another's region, if the job is one that swaps."""
-    with tenants(8, 1, region_bytes=8 * GRANULE_BYTES) as (a,), contextlib.ExitStack() as relief:
-        if has_relief:
-            relief.enter_context(asked(a))
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_who_may_hold_no_more_goes_wherever_there_is_room(is_heard: bool) -> None:  # noqa: FBT001 - cases
+    """A small tensor that has an arena of its own goes into another arena's hole, if the job is one that swaps."""
+    with tenants(8, 1, region_bytes=8 * GRANULE_BYTES) as (a,), contextlib.ExitStack() as stack:
+        if is_heard:
+            stack.enter_context(asked(a))
         a.member.set_limit(0, 1)
         a.allocate(6 * GRANULE_BYTES)
-        guest = a.allocate(GRANULE_BYTES)
-        assert a.is_spilled(guest) != has_relief
+        small = a.allocate(GRANULE_BYTES)
+        assert a.is_spilled(small) != is_heard
         assert a.job["held"] == 1
         assert a.record[0]["swap"]["asked"] == 0
         a.check_structure()
@@ -175,7 +175,7 @@ def test_nobody_who_answers_is_waited_for_until_the_deadline_only() -> None:
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_what_exceeds_the_whole_budget_is_refused_only_without_relief(answered: bool) -> None:  # noqa: FBT001 - cases
+def test_what_exceeds_the_whole_budget_is_refused_only_where_nobody_answers(answered: bool) -> None:  # noqa: FBT001 - cases
     """A job alone in a pool that is too small for it waits while something leaves, and is refused otherwise."""
     with tenants(4, 1, wait_limit_s=DEADLINE_S) as (a,), asked(a) as descriptor:
         block = a.allocate(3 * GRANULE_BYTES)
