@@ -12,10 +12,11 @@ from members import Tenant, check_counters, free_list, job_of, tenants
 
 from zico.heap import allocator, evicting, state_offload
 from zico.heap.layout import GRANULE_BYTES, Arena
+from zico.pool import results
 from zico.pool.layout import NO_MORE, NOBODY
 
 KIB, MIB = 1 << 10, 1 << 20
-REFUSED = (allocator.NOT_SERVED, allocator.OUT_OF_MEMORY)
+REFUSED = (results.NOT_SERVED, results.NEVER_FITS)
 SIZES = st.one_of(
     st.integers(GRANULE_BYTES, 4 * GRANULE_BYTES),
     st.integers(GRANULE_BYTES, 20 * MIB),
@@ -76,7 +77,7 @@ class HeapMachine(RuleBasedStateMachine):
         if address in REFUSED:
             assert job["held"] + tenant.record[0]["rest"]["resting"] + job["evicted"] == before["held"]
             fewest = -(-size // self.region_bytes)
-            if address == allocator.OUT_OF_MEMORY:
+            if address == results.NEVER_FITS:
                 assert job["oom_count"] == before["oom_count"] + 1
                 assert job["oom_request_bytes"] == -(-size // 64) * 64
                 assert job["oom_held"] == job["held"]

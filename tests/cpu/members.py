@@ -13,7 +13,7 @@ import numpy as np
 from zico.heap import allocator, history
 from zico.heap.build import Heap
 from zico.heap.layout import GAP, HEAP, PLACE, PLAN_ENTRIES, PRIVATE, RESTS, Arena, Attached
-from zico.pool import regions
+from zico.pool import regions, results
 from zico.pool.fences import VALUE_BITS
 from zico.pool.layout import COUNTER_BYTES, MAX_JOBS, NO_PAGES, NOBODY, STREAMS
 from zico.pool.table import PoolTable
@@ -74,13 +74,13 @@ def acquire(member: PoolTable, wanted: Sequence[int]) -> tuple[int, list[int]]:
     """Ask for as many regions as ``wanted`` names; returns the status and what was granted."""
     array = np.array(wanted, "i4")
     status = int(regions.try_acquire(member.member[0], array, len(wanted)))
-    return status, array.tolist() if status == regions.GRANTED else []
+    return status, array.tolist() if status == results.GRANTED else []
 
 
 def grab(member: PoolTable, n: int) -> list[int]:
     """Ask for ``n`` regions, which must be granted."""
     status, granted = acquire(member, [NOBODY] * n)
-    assert status == regions.GRANTED
+    assert status == results.GRANTED
     return granted
 
 

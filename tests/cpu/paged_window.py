@@ -15,7 +15,7 @@ from zico.offload.page_table import RING
 from zico.offload.pager import PagedMemory, Pager
 from zico.offload.paging_layout import ALL, DEGREE
 from zico.offload.tiers import TierStack
-from zico.pool import regions
+from zico.pool import regions, results
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
 
@@ -89,7 +89,7 @@ class PagedWindow:
     def allow(self, frames: int) -> None:
         """Acquire so many regions more."""
         wanted = np.full(frames, NOBODY, np.int32)
-        assert regions.try_acquire(self.member[0], wanted, frames) == regions.GRANTED
+        assert regions.try_acquire(self.member[0], wanted, frames) == results.GRANTED
         there = self.array("regions_address")
         there[np.flatnonzero(there == NOBODY)[:frames]] = wanted
         self.page_table["acquired"] += frames

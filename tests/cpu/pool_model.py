@@ -13,7 +13,7 @@ from members import job_of, make_pool
 from scheduler_cases import Debt, some_order_works
 
 from zico.pool.layout import NOBODY, JobState
-from zico.pool.regions import GONE, GRANTED, NEVER, WAIT
+from zico.pool.results import GRANTED, MUST_WAIT, NEVER_FITS, NOT_SERVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,17 +163,17 @@ class ModelledPool(RuleBasedStateMachine):
         """Predict the answer; ``None`` where the state is unsafe already and either is right."""
         job = self.jobs[number]
         if job.state == JobState.LEAVING:
-            return GONE
+            return NOT_SERVED
         if len(job.held) + n > job.promised:
-            return NEVER
+            return NEVER_FITS
         if job.limit and len(job.held) + n > job.limit:
-            return WAIT
+            return MUST_WAIT
         if self._granted() + n > self.budget:
-            return WAIT
+            return MUST_WAIT
         may = self._claims_allow(number, n) if self.claims else True
         if may is None:
             return None
-        return GRANTED if may and sum(self._takable(r, number) for r in [*self.free, *self.bare]) >= n else WAIT
+        return GRANTED if may and sum(self._takable(r, number) for r in [*self.free, *self.bare]) >= n else MUST_WAIT
 
     def _claims_allow(self, number: int, n: int) -> bool | None:
         """Tell whether claims allow a grant; a request above the claim raises it, granted or not."""

@@ -16,7 +16,7 @@ from zico.broker.members import Member
 from zico.broker.notes import Process
 from zico.broker.protocol import messages as m
 from zico.pool.layout import NOBODY
-from zico.pool.regions import GRANTED, NEVER, WAIT
+from zico.pool.results import GRANTED, MUST_WAIT, NEVER_FITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,7 +155,7 @@ def test_a_lowered_budget_gives_memory_back_as_jobs_do(pool: PoolTable) -> None:
         pool_manager.carry_out(m.Change(budget_bytes=4 * PAGE), pool, [])
         assert pool.physical_bytes() == 7 * PAGE
         release(second, [yours.pop()])
-        assert acquire(first, [NOBODY])[0] == WAIT
+        assert acquire(first, [NOBODY])[0] == MUST_WAIT
         pool.settle()
         assert pool.physical_bytes() == 6 * PAGE
         release(second, yours)
@@ -174,9 +174,9 @@ def test_what_was_promised_waits_and_what_never_was_is_refused(pool: PoolTable) 
     with join(pool) as member_before:
         pool_manager.carry_out(m.Change(budget_bytes=2 * PAGE), pool, [])
         with join(pool) as member_after:
-            assert acquire(member_before, [NOBODY] * 8)[0] == WAIT
-            assert acquire(member_before, [NOBODY] * 9)[0] == NEVER
-            assert acquire(member_after, [NOBODY] * 3)[0] == NEVER
+            assert acquire(member_before, [NOBODY] * 8)[0] == MUST_WAIT
+            assert acquire(member_before, [NOBODY] * 9)[0] == NEVER_FITS
+            assert acquire(member_after, [NOBODY] * 3)[0] == NEVER_FITS
             pool_manager.carry_out(m.Change(budget_bytes=3 * PAGE), pool, [])
             assert acquire(member_after, [NOBODY] * 3)[0] == GRANTED
 

@@ -16,7 +16,7 @@ from zico.base.units import GIB, MIB
 from zico.broker import lingering, notes
 from zico.broker.lingering import LOOK_NS, SAY_AFTER_NS, Contexts, Lingering
 from zico.pool.deaths import LINGER_NS
-from zico.pool.waiting import STUCK_BESIDE_RUNNING_NS
+from zico.pool.waits import STUCK_BESIDE_RUNNING_NS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from zico_process import HEADLESS
 from zico.base import compiled, libc
 from zico.base.processes import started_at
 from zico.heap.layout import HEAP
-from zico.pool import waiting
+from zico.pool import waits
 from zico.pool.living import hold_life
 from zico.pool.table import make_mutex
 
@@ -168,7 +168,7 @@ def test_a_wait_for_the_pool_ends_after_its_slice() -> None:
     """Invariant 7: a sleep for a change that never comes ends after one slice."""
     with members.make_pool(2) as pool, members.join(pool) as member:
         before = time.monotonic()
-        waiting.sleep_until_change(member.member[0], int(pool.header["sequence"]))
+        waits.sleep_until_change(member.member[0], int(pool.header["sequence"]))
         assert time.monotonic() - before < DEADLINE_S
 
 

@@ -20,7 +20,7 @@ from zico.base.compiled import array_at, compiled
 from zico.base.libc import libc_address
 from zico.heap import allocator, evicting
 from zico.heap.layout import GRANULE_BYTES, PRIVATE
-from zico.pool import regions, waiting
+from zico.pool import regions, results, waits
 from zico.pool.layout import NO_MORE, JobState, SaveMode
 from zico.trace import profile
 
@@ -357,12 +357,12 @@ def test_a_stopped_victim_is_asked_once() -> None:
     """Invariant 7: who waits for a job that does not answer spills after a while."""
     with tenants(8, 2, claims=False, wait_limit_s=DEADLINE_S) as (a, b):
         a.allocate(4 * GRANULE_BYTES)
-        waiting.start_waiting(a.member.member[0], 9)  # and never looks
+        waits.start_waiting(a.member.member[0], 9)  # and never looks
         b.allocate(4 * GRANULE_BYTES)
         address = b.allocate(2 * GRANULE_BYTES)
         assert b.is_spilled(address)
         assert a.job["evict"] == 2
-        waiting.stop_waiting(a.member.member[0])
+        waits.stop_waiting(a.member.member[0])
         assert a.job["evict"] == 0
 
 
@@ -399,7 +399,7 @@ def _as_in(jobs: list[_Job], budget: int) -> Iterator[tuple[Any, list[Any]]]:
             if job.held:
                 grab(member, job.held)
             if job.need and job.state == JobState.RUNNING:
-                waiting.start_waiting(member.member[0], job.need)
+                waits.start_waiting(member.member[0], job.need)
             record = pool.jobs[job_of(member)]
             record["state"], record["evict"] = job.state, job.evict
         yield pool, members
@@ -412,15 +412,15 @@ def test_the_choice_is_that_of_the_model(jobs: list[_Job], mine: int, need: int,
     me = _Job(JobState.RUNNING, mine, need, 0)
     everyone = [me, *jobs]
     with _as_in(everyone, sum(job.held for job in everyone) + free or 1) as (pool, members):
-        answer = waiting.ask_to_evict(members[0].member[0], int(pool.header["sequence"]))
+        answer = waits.ask_to_evict(members[0].member[0], int(pool.header["sequence"]))
         asked = [int(pool.jobs[job_of(member)]["evict"]) for member in members]
         pending = any(job.is_blocked and job.evict > 0 for job in jobs)
         able = [job for job in jobs if job.is_blocked and job.evict == 0 and job.held > 0]
         if pending or not able:
-            assert answer == (waiting.PENDING if pending else waiting.NOBODY_CAN)
+            assert answer == (results.COMING if pending else results.NOTHING)
             assert asked == [job.evict for job in everyone]
             return
-        assert answer == waiting.ASKED
+        assert answer == results.ASKED
         wanted = max(need, mine // 8)  # nothing is known of it
         lack = wanted - free if wanted > free else need
         wishes = {i: asked[i] for i, job in enumerate(everyone) if asked[i] != job.evict}
@@ -438,7 +438,7 @@ def test_a_job_asks_for_what_its_profile_says_it_lacks_and_beyond_it_for_an_eigh
         me = pool.jobs[job_of(members[0])]
         profile.begin(me["profile"], profile.UNPROFILED_SHIFT, 24)
         me["claim_peak"], me["profiled"] = profile.suffix_maximum(me["profile"], me["claims"]), 1
-        assert waiting.ask_to_evict(members[0].member[0], int(pool.header["sequence"])) == waiting.ASKED
+        assert waits.ask_to_evict(members[0].member[0], int(pool.header["sequence"])) == results.ASKED
         assert int(pool.jobs[job_of(members[1])]["evict"]) == asked
 
 
@@ -447,20 +447,20 @@ def test_nobody_asks_where_a_device_works_behind_the_processor() -> None:
     with _as_in([_Job(JobState.RUNNING, 2, 2, 0), _Job(JobState.BOUNDARY, 4, 0, 0)], 6) as (pool, members):
         pool.header["on_timeline"] = 1
         sequence = int(pool.header["sequence"])
-        assert waiting.ask_to_evict(members[0].member[0], sequence) == waiting.NOBODY_CAN
+        assert waits.ask_to_evict(members[0].member[0], sequence) == results.NOTHING
         pool.header["on_timeline"] = 0
-        assert waiting.ask_to_evict(members[0].member[0], sequence - 1) == waiting.PENDING, "it has not looked since"
-        assert waiting.ask_to_evict(members[0].member[0], sequence) == waiting.ASKED
+        assert waits.ask_to_evict(members[0].member[0], sequence - 1) == results.COMING, "it has not looked since"
+        assert waits.ask_to_evict(members[0].member[0], sequence) == results.ASKED
 
 
 def test_the_one_that_lacks_the_least_goes_on() -> None:
     """With profiles what remains of the iteration counts, not the tensor asked for now; unknown jobs come last."""
     with _as_in([_Job(JobState.RUNNING, 2, 1, 0), _Job(JobState.RUNNING, 2, 3, 0)], 8) as (pool, members):
-        assert waiting.is_first_to_yield(members[0].member[0])
-        assert not waiting.is_first_to_yield(members[1].member[0]), "both are unknown: the smaller tensor"
+        assert waits.is_first_to_yield(members[0].member[0])
+        assert not waits.is_first_to_yield(members[1].member[0]), "both are unknown: the smaller tensor"
         for job, claim, first in ((1, 7, 1), (0, 8, 1), (1, 9, 0)):
             record = pool.jobs[job]
             record["profiled"] = record["profile"]["n_bins"] = 1
             record["claims"][0] = claim
-            assert waiting.is_first_to_yield(members[first].member[0])
-            assert not waiting.is_first_to_yield(members[1 - first].member[0])
+            assert waits.is_first_to_yield(members[first].member[0])
+            assert not waits.is_first_to_yield(members[1 - first].member[0])

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from zico.heap import free_list
 from zico.heap.layout import ARENA, GAP, MAX_GAPS, SLOT
 from zico.offload.page_table import State
+from zico.pool import results
 
 REGION_SHIFT = 12
 REGION_BYTES = 1 << REGION_SHIFT
@@ -100,7 +101,7 @@ class GapsMachine(RuleBasedStateMachine):
         ]
         found = free_list.find(self.space.record, self.slots.ctypes.data, REGION_SHIFT, size, alignment, most_new)
         if not fits:
-            assert found == free_list.NOTHING
+            assert found == results.NOTHING
             return
         assert found == min(fits, key=lambda i: (self._new(_up(self.free[i][0], alignment), size), i))
         a, b = self.free[found]
@@ -116,7 +117,7 @@ class GapsMachine(RuleBasedStateMachine):
         start, size = start * UNIT, size * UNIT
         round_it = [i for i, (a, b) in enumerate(self.free) if a <= start and start + size <= b]
         found = free_list.around(self.space.record, start, size)
-        assert [found] == (round_it or [free_list.NOTHING])
+        assert [found] == (round_it or [results.NOTHING])
         if round_it:
             a, b = self.free[found]
             assert free_list.take(self.space.record, found, start, size) == start

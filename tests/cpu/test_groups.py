@@ -31,10 +31,10 @@ from threads import in_thread
 from zico.broker.pool_manager import admit_all
 from zico.broker.views import ProfileCache, looks_of, pool_view
 from zico.heap.layout import GRANULE_BYTES
-from zico.pool import waiting
+from zico.pool import boundaries, waits
 from zico.pool.groups import MOST_UNEVEN
 from zico.pool.layout import JOB, NOBODY, JobState
-from zico.pool.regions import GRANTED, WAIT
+from zico.pool.results import GRANTED, MUST_WAIT
 from zico.pool.rules import STILL_NS, is_safe, merge_groups
 from zico.scheduler.policies import policy_named
 
@@ -223,8 +223,8 @@ class Standstills:
             record["group"], record["held"] = model.group[i], rank.held
             record["waiting_threads"] = record["need"] = int(i in waiting_ranks)
         for i in waiting_ranks:
-            assert waiting.patience_ns(self._members[i].member[0], 0) == waiting.STUCK_NS
-        (first,) = (i for i in waiting_ranks if waiting.is_first_to_yield(self._members[i].member[0]))
+            assert waits.patience_ns(self._members[i].member[0], 0) == waits.STUCK_NS
+        (first,) = (i for i in waiting_ranks if waits.is_first_to_yield(self._members[i].member[0]))
         for member in self._members:
             for field in ("held", "waiting_threads", "need"):
                 member.jobs[job_of(member)][field] = 0
@@ -270,7 +270,7 @@ def end(member: PoolTable) -> bool:
     n_events, curve = int(record["profile"]["n_events"]), record["profile"].tobytes()
     record["progress"] = n_events
     claims, peak = record["claims"].copy(), int(record["claim_peak"])
-    admitted = waiting.finish_iteration(member.member[0], 0)
+    admitted = boundaries.finish_iteration(member.member[0], 0)
     record["profile"] = np.frombuffer(curve, record["profile"].dtype)[0]
     record["claims"], record["claim_peak"] = claims, peak
     return bool(admitted)
@@ -279,7 +279,7 @@ def end(member: PoolTable) -> bool:
 def begin(*members: PoolTable) -> None:
     """Let members that were admitted wake."""
     for member in members:
-        waiting.begin_iteration(member.member[0])
+        boundaries.begin_iteration(member.member[0])
 
 
 def states(pool: PoolTable, members: Sequence[PoolTable]) -> str:
@@ -317,7 +317,7 @@ def test_a_group_is_woken_by_one_admission(pool: PoolTable) -> None:
         for member in (a, b):
             member.member[0]["slice"] = (1000, 0)
             assert not end(member)
-            thread = threading.Thread(target=waiting.await_admission, args=(member.member[0],), daemon=True)
+            thread = threading.Thread(target=boundaries.await_admission, args=(member.member[0],), daemon=True)
             thread.start()
             threads.append(thread)
         for member, thread in zip((a, b), threads, strict=True):
@@ -349,7 +349,7 @@ def test_two_groups_do_not_share_out_what_one_needs(pool: PoolTable) -> None:
     with joined(pool, 4) as (a, b, c, d):
         make_groups((a, b, c, d), 7, 7, 8, 8)
         grab(a, 2)
-        assert acquire(c, [NOBODY])[0] == WAIT
+        assert acquire(c, [NOBODY])[0] == MUST_WAIT
         grab(b, 2)
     with make_pool(4, unasked=False) as independent, joined(independent, 4) as (a, b, c, d):
         make_groups((a, b, c, d), 0, 0, 0, 0)
@@ -409,7 +409,7 @@ def test_an_awaited_rank_counts_with_its_whole_peak(pool: PoolTable) -> None:
         pool.jobs[job_of(a)]["round"] = 1
         pool.jobs[job_of(b)]["state"] = JobState.BOUNDARY
         grab(a, 1)
-        assert acquire(other, [NOBODY])[0] == WAIT
+        assert acquire(other, [NOBODY])[0] == MUST_WAIT
         pool.jobs[job_of(b)]["round"] = 1  # it waits for the others now, and they do not wait for it
         assert acquire(other, [NOBODY])[0] == GRANTED
 
@@ -436,7 +436,7 @@ def test_first_iterations_of_a_group_grow_together(pool: PoolTable) -> None:
         a.join_group(7)
         b.join_group(7)
         grab(a, 1)
-        assert acquire(other, [NOBODY])[0] == WAIT
+        assert acquire(other, [NOBODY])[0] == MUST_WAIT
         grab(b, 1)
 
 
@@ -446,9 +446,9 @@ def test_first_iterations_of_a_group_end_together(pool: PoolTable) -> None:
         a.join_group(7)
         b.join_group(7)
         grab(a, 1)
-        waiting.finish_iteration(a.member[0], 0)
-        assert acquire(other, [NOBODY])[0] == WAIT
-        waiting.finish_iteration(b.member[0], 0)
+        boundaries.finish_iteration(a.member[0], 0)
+        assert acquire(other, [NOBODY])[0] == MUST_WAIT
+        boundaries.finish_iteration(b.member[0], 0)
         grab(other, 1)
 
 
@@ -474,7 +474,7 @@ def test_a_group_with_an_unprofiled_rank_promises_nothing(pool: PoolTable) -> No
         grab(other, 1)
         pool.jobs[job_of(b)]["profiled"] = 0
         pool.jobs[job_of(b)]["started_ns"] = HOUR_NS * 10**4
-        assert acquire(other, [NOBODY])[0] == WAIT
+        assert acquire(other, [NOBODY])[0] == MUST_WAIT
         pool.jobs[job_of(b)]["profiled"] = 1
         assert acquire(other, [NOBODY])[0] == GRANTED
 
@@ -487,7 +487,7 @@ def test_a_group_that_does_not_fit_has_what_is_free(pool: PoolTable) -> None:
         pool.jobs[job_of(other)]["state"] = JobState.BOUNDARY
         grab(a, 2)
         grab(b, 2)
-        assert acquire(a, [NOBODY])[0] == WAIT
+        assert acquire(a, [NOBODY])[0] == MUST_WAIT
 
 
 def test_a_rank_that_others_wait_for_begins_though_its_group_does_not_fit(pool: PoolTable) -> None:
@@ -508,32 +508,32 @@ def test_a_rank_may_wait_for_one_that_waits(pool: PoolTable) -> None:
     """Invariant 7: a standstill counts ranks of a waiting one's group as waiting, and nobody else."""
     with joined(pool, 4) as (a, b, c, other):
         make_groups((a, b, c, other), 7, 7, 7, 0)
-        waiting.start_waiting(a.member[0], 3)
-        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BESIDE_RUNNING_NS, "another job runs"
-        waiting.start_waiting(other.member[0], 2)
+        waits.start_waiting(a.member[0], 3)
+        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS, "another job runs"
+        waits.start_waiting(other.member[0], 2)
         for member in (a, other):
-            assert waiting.patience_ns(member.member[0], 0) == waiting.STUCK_NS
-        assert not waiting.is_first_to_yield(a.member[0])
-        assert waiting.is_first_to_yield(other.member[0])
-        waiting.stop_waiting(a.member[0])
-        assert waiting.patience_ns(other.member[0], 0) == waiting.STUCK_BESIDE_RUNNING_NS, "no rank waits"
+            assert waits.patience_ns(member.member[0], 0) == waits.STUCK_NS
+        assert not waits.is_first_to_yield(a.member[0])
+        assert waits.is_first_to_yield(other.member[0])
+        waits.stop_waiting(a.member[0])
+        assert waits.patience_ns(other.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS, "no rank waits"
         pool.jobs[job_of(b)]["state"] = JobState.BOUNDARY
-        assert waiting.patience_ns(other.member[0], 0) == waiting.STUCK_BESIDE_RUNNING_NS, "b waits for the others"
+        assert waits.patience_ns(other.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS, "b waits for the others"
         pool.jobs["round"][[job_of(a), job_of(c)]] = 1
-        assert waiting.patience_ns(other.member[0], 0) == waiting.STUCK_NS, "they may wait for b"
+        assert waits.patience_ns(other.member[0], 0) == waits.STUCK_NS, "they may wait for b"
 
 
 def test_ranks_whose_devices_work_are_waited_for_longer(pool: PoolTable) -> None:
     """Invariant 7: a device may stand in a collective, or work; without a rank that waits it is waited for."""
     with joined(pool, 2) as (a, b):
         make_groups((a, b), 7, 7)
-        waiting.start_waiting(a.member[0], 3)
+        waits.start_waiting(a.member[0], 3)
         issued(pool)[job_of(b), 0] = 1
-        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BEHIND_NS
+        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BEHIND_NS
         issued(pool)[job_of(a), 0] = 1
-        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BESIDE_RUNNING_NS
-        waiting.start_waiting(b.member[0], 3)
-        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BEHIND_NS
+        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS
+        waits.start_waiting(b.member[0], 3)
+        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BEHIND_NS
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -600,7 +600,7 @@ def test_a_group_stands_still_only_as_a_whole(pool: PoolTable) -> None:
         pool.jobs[job_of(other)]["persistent"] = 2
         pool.jobs[job_of(b)]["started_ns"] = HOUR_NS * 10**4
         stop(pool, a)
-        assert acquire(other, [NOBODY])[0] == WAIT
+        assert acquire(other, [NOBODY])[0] == MUST_WAIT
         stop(pool, b)
         assert acquire(other, [NOBODY])[0] == GRANTED
 

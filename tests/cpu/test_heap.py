@@ -18,6 +18,7 @@ from members import Tenant, check_counters, free_list, job_of, tenants
 
 from zico.heap import allocator
 from zico.heap.layout import GRANULE_BYTES, Arena
+from zico.pool import results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -177,10 +178,10 @@ def test_the_whole_budget_can_be_one_tensor(tenant: Tenant) -> None:
     address = tenant.allocate(whole)
     assert address > 0
     tenant.free(address)
-    assert tenant.allocate(whole + 1) == allocator.OUT_OF_MEMORY
+    assert tenant.allocate(whole + 1) == results.NEVER_FITS
     assert [int(tenant.job[f"oom_{field}"]) for field in ("request_bytes", "held", "count")] == [whole + 64, 0, 1]
     small = tenant.allocate(GRANULE_BYTES)
-    assert tenant.allocate(whole) == allocator.OUT_OF_MEMORY
+    assert tenant.allocate(whole) == results.NEVER_FITS
     assert [int(tenant.job[f"oom_{field}"]) for field in ("request_bytes", "held", "count")] == [whole, 1, 2]
     tenant.free(small)
     assert tenant.allocate(whole) > 0
@@ -191,7 +192,7 @@ def test_the_whole_budget_can_be_one_tensor(tenant: Tenant) -> None:
 )
 def test_a_request_larger_than_an_arena_is_out_of_memory_too(tenant: Tenant, size_bytes: int) -> None:
     """Invariant 1: what exceeds the budget is refused however large it is; it never goes to the real allocator."""
-    assert tenant.allocate(size_bytes) == allocator.OUT_OF_MEMORY
+    assert tenant.allocate(size_bytes) == results.NEVER_FITS
     assert tenant.job["oom_count"] == 1
     assert tenant.allocate(GRANULE_BYTES) > 0
     tenant.check_structure()
@@ -205,14 +206,14 @@ def test_alignments_above_a_page_hold_for_the_address(alignment: int) -> None:
             stack.enter_context(mmap.mmap(-1, mmap.PAGESIZE))
             (tenant,) = stack.enter_context(tenants(48, region_bytes=4096))
             address = tenant.allocate(GRANULE_BYTES, alignment)
-            assert address == allocator.NOT_SERVED or address % alignment == 0
+            assert address == results.NOT_SERVED or address % alignment == 0
 
 
 def test_a_job_that_left_is_served_elsewhere_and_may_still_free(tenant: Tenant) -> None:
     """After its connection is gone a job's requests go to the real allocator at once; its frees work."""
     address = tenant.allocate(GRANULE_BYTES)
     tenant.member.mark_leaving(job_of(tenant.member))
-    assert tenant.allocate(GRANULE_BYTES) == allocator.NOT_SERVED
+    assert tenant.allocate(GRANULE_BYTES) == results.NOT_SERVED
     tenant.mark()
     tenant.free(address)
     assert tenant.job["held"] == 0
@@ -249,7 +250,7 @@ def test_a_mapping_that_keeps_failing_leaves_the_pool_unchanged(tenant: Tenant, 
     first = tenant.allocate(GRANULE_BYTES + 64)
     free_before = sorted(free_list(tenant.member))
     maps = Maps(tenant, lambda call: call >= k)
-    assert tenant.allocate(4 * GRANULE_BYTES) == allocator.OUT_OF_MEMORY
+    assert tenant.allocate(4 * GRANULE_BYTES) == results.NEVER_FITS
     assert maps.calls >= k
     assert sorted(free_list(tenant.member)) == free_before
     check_counters(tenant.member)

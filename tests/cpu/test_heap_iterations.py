@@ -12,6 +12,7 @@ from threads import DEADLINE_S, in_thread, until
 
 from zico.heap import allocator
 from zico.heap.layout import GRANULE_BYTES
+from zico.pool import results
 
 if TYPE_CHECKING:
     import threading
@@ -145,7 +146,7 @@ def test_bytes_reported_add_up() -> None:
         kept = [a.allocate(3 * GRANULE_BYTES), b.allocate(5 * GRANULE_BYTES)]
         spilled = b.allocate(10 * GRANULE_BYTES)
         assert b.is_spilled(spilled)
-        assert a.allocate(17 * GRANULE_BYTES) == allocator.OUT_OF_MEMORY
+        assert a.allocate(17 * GRANULE_BYTES) == results.NEVER_FITS
         header = a.member.header
         held = [int(tenant.job["held"]) for tenant in (a, b)]
         assert (int(header["granted"]), held) == (8, [3, 5])

@@ -15,10 +15,10 @@ from members import check_counters, give_profile, job_of, make_pool, tenants
 from threads import DEADLINE_S, in_thread, until
 
 from zico.base.errors import ConfigError
-from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.layout import GRANULE_BYTES, HEAP
 from zico.heap.reclaim import REFUSED_NS
+from zico.pool import results
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,7 +145,7 @@ def test_without_a_next_tier_the_limit_is_out_of_memory(field: str) -> None:
     with tenants(8, 2, claims=False, wait_limit_s=0.01) as (a, b):
         a.allocate(8 * GRANULE_BYTES)
         b.record[0]["spill"][field] = -1
-        assert b.allocate(GRANULE_BYTES) == allocator.OUT_OF_MEMORY
+        assert b.allocate(GRANULE_BYTES) == results.NEVER_FITS
         assert b.job["oom_count"] == 1
         a.free_all()
         assert b.allocate(GRANULE_BYTES) > 0

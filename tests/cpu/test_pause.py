@@ -14,7 +14,7 @@ from threads import DEADLINE_S, in_thread, until
 from zico.broker.pool_manager import admit_all
 from zico.broker.views import ProfileCache, pool_view
 from zico.heap import allocator
-from zico.pool import mutex, waiting
+from zico.pool import boundaries, mutex, results
 from zico.pool.layout import JobState
 from zico.pool.table import PoolTable
 from zico.scheduler.policies import REAL, policy_named
@@ -36,7 +36,7 @@ def pool() -> Iterator[PoolTable]:
 
 def end(member: PoolTable) -> bool:
     """End an iteration; tells whether the next one has begun."""
-    return bool(waiting.finish_iteration(member.member[0], 0))
+    return bool(boundaries.finish_iteration(member.member[0], 0))
 
 
 def view_of(pool: PoolTable) -> PoolView:
@@ -105,9 +105,9 @@ def test_a_paused_job_goes_on_without_a_broker(pool: PoolTable) -> None:
     with joined(pool, 1) as (a,):
         pool.pause(job_of(a), move=False)
         assert not end(a)
-        assert waiting.await_admission(a.member[0]) == waiting.STAYS
+        assert boundaries.await_admission(a.member[0]) == results.STAYS
         pool.resign()
-        assert waiting.await_admission(a.member[0]) == waiting.ADMITTED
+        assert boundaries.await_admission(a.member[0]) == results.ADMITTED
         assert pool.jobs[job_of(a)]["state"] == JobState.RUNNING
 
 

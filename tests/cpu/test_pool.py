@@ -24,9 +24,9 @@ from members import (
 )
 
 from zico.base.errors import BrokerError
-from zico.pool import mutex, regions, waiting
+from zico.pool import boundaries, mutex, regions, waits
 from zico.pool.layout import JOB, MAX_JOBS, NOBODY, JobState, jobs_offset
-from zico.pool.regions import GONE, GRANTED, NEVER, WAIT
+from zico.pool.results import GRANTED, MUST_WAIT, NEVER_FITS, NOT_SERVED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,15 +107,15 @@ def test_pages_of_the_dead_are_known(pool: PoolTable) -> None:
 
 
 def test_more_than_the_budget_is_never_granted(pool: PoolTable) -> None:
-    """Invariant 1: a request above the budget with what is held is answered NEVER, below it WAIT or GRANTED."""
+    """Invariant 1: a request above the budget with what is held is NEVER_FITS, below it MUST_WAIT or GRANTED."""
     with joined(pool, 2) as (first, second):
-        assert acquire(first, [NOBODY] * 11)[0] == NEVER
+        assert acquire(first, [NOBODY] * 11)[0] == NEVER_FITS
         grab(first, 6)
-        assert acquire(first, [NOBODY] * 5)[0] == NEVER
+        assert acquire(first, [NOBODY] * 5)[0] == NEVER_FITS
         pool.jobs[job_of(first)]["profiled"] = 1  # no longer growing alone
         pool.header["alone_job"] = NOBODY
-        assert acquire(second, [NOBODY] * 5)[0] == WAIT
-        assert acquire(second, [NOBODY] * 11)[0] == NEVER
+        assert acquire(second, [NOBODY] * 5)[0] == MUST_WAIT
+        assert acquire(second, [NOBODY] * 11)[0] == NEVER_FITS
         check_counters(pool)
 
 
@@ -127,13 +127,13 @@ def test_a_limit_from_the_start_can_be_all_that_a_job_is_promised(pool: PoolTabl
         pool.set_limit(place, 2)
         pool.promise_no_more(place)
         mine = grab(member, 2)
-        assert acquire(member, [NOBODY])[0] == NEVER
+        assert acquire(member, [NOBODY])[0] == NEVER_FITS
         pool.set_limit(place, 4)
         mine += grab(member, 2)
-        assert acquire(member, [NOBODY])[0] == NEVER
+        assert acquire(member, [NOBODY])[0] == NEVER_FITS
         pool.set_limit(place, 1)
         release(member, mine[1:])
-        assert [acquire(member, [NOBODY] * n)[0] for n in (3, 4)] == [WAIT, NEVER]
+        assert [acquire(member, [NOBODY] * n)[0] for n in (3, 4)] == [MUST_WAIT, NEVER_FITS]
         pool.set_limit(place, 0)
         assert acquire(member, [NOBODY] * 9)[0] == GRANTED
 
@@ -146,7 +146,7 @@ def test_while_the_budget_is_lowered_the_sum_only_falls(pool: PoolTable) -> None
         grab(second, 4)
         pool.set_budget(6)
         while int(pool.header["granted"]) >= 6:
-            assert acquire(second, [NOBODY])[0] == WAIT
+            assert acquire(second, [NOBODY])[0] == MUST_WAIT
             release(first, [held.pop()])
         grab(second, 1)
         assert pool.header["granted"] == 6
@@ -160,12 +160,12 @@ def test_a_region_waits_for_its_fence(pool: PoolTable) -> None:
         release(first, given)
         pool.regions["fence"][given] = fence(job_of(first), 0, 3)
         before = owners(pool)
-        assert acquire(second, [given[0], NOBODY])[0] == WAIT
+        assert acquire(second, [given[0], NOBODY])[0] == MUST_WAIT
         assert owners(pool) == before
         check_counters(pool)
         assert acquire(second, [given[0]]) == (GRANTED, [9])
         counters(pool)[job_of(first), 0] = 2
-        assert acquire(second, [given[0]])[0] == WAIT
+        assert acquire(second, [given[0]])[0] == MUST_WAIT
         counters(pool)[job_of(first), 0] = 3
         assert acquire(second, [given[0]]) == (GRANTED, [given[0]])
 
@@ -185,8 +185,8 @@ def test_a_place_is_clean_when_it_is_used_again(pool: PoolTable) -> None:
     """A new job in an old place starts with no iterations, waits, claims or profile of the last one."""
     with joined(pool, 1) as (member,):
         grab(member, 4)
-        waiting.start_waiting(member.member[0], 2)
-        waiting.finish_iteration(member.member[0], 0)
+        waits.start_waiting(member.member[0], 2)
+        boundaries.finish_iteration(member.member[0], 0)
         pool.reap(job_of(member))
     with joined(pool, 1) as (member,):
         record = pool.jobs[job_of(member)]
@@ -201,7 +201,7 @@ def test_a_job_that_leaves_at_any_time_leaves_no_count_behind(pool: PoolTable, s
     """A job that is marked as leaving at its boundary is no longer counted as waiting there, nor after its death."""
     with joined(pool, 1) as (member,):
         if state == JobState.BOUNDARY:
-            assert not waiting.finish_iteration(member.member[0], 0)
+            assert not boundaries.finish_iteration(member.member[0], 0)
         pool.mark_leaving(job_of(member))
         assert pool.header["boundary_waiters"] == 0
         pool.reap(job_of(member))
@@ -212,12 +212,12 @@ def test_a_leaving_job_does_not_come_back_by_ending_an_iteration(pool: PoolTable
     """A job marked as leaving stays so at its next boundary, is not kept there, and is granted nothing."""
     with joined(pool, 1) as (member,):
         pool.mark_leaving(job_of(member))
-        assert waiting.finish_iteration(member.member[0], 0)
-        waiting.begin_iteration(member.member[0])
+        assert boundaries.finish_iteration(member.member[0], 0)
+        boundaries.begin_iteration(member.member[0])
         assert pool.jobs[job_of(member)]["state"] == JobState.LEAVING
         assert pool.header["boundary_waiters"] == 0
         assert not pool.admit(job_of(member))
-        assert acquire(member, [NOBODY])[0] == GONE
+        assert acquire(member, [NOBODY])[0] == NOT_SERVED
 
 
 def test_a_grant_that_could_lock_both_jobs_is_refused(pool: PoolTable) -> None:
@@ -229,9 +229,9 @@ def test_a_grant_that_could_lock_both_jobs_is_refused(pool: PoolTable) -> None:
         for member, claim, residual in ((a, 9, 1), (b, 7, 1)):
             give_profile(pool.jobs[job_of(member)], [claim])
             pool.jobs[job_of(member)]["persistent"] = residual
-        assert acquire(a, [NOBODY])[0] == WAIT
+        assert acquire(a, [NOBODY])[0] == MUST_WAIT
         grab(b, 2)
-        assert acquire(a, [NOBODY])[0] == WAIT
+        assert acquire(a, [NOBODY])[0] == MUST_WAIT
         release(b, [r for r, owner in enumerate(owners(pool)) if owner == job_of(b)][:6])
         pool.jobs[job_of(b)]["claims"] = 1
         grab(a, 6)
@@ -262,9 +262,9 @@ def test_an_iteration_that_outgrows_its_profile_is_like_a_first_one(pool: PoolTa
         record["progress"] = 1000
         grab(a, 1)
         assert regions.someone_else_grows_alone(b.member[0], job_of(b), time.monotonic_ns())
-        assert acquire(a, [NOBODY])[0] == WAIT  # 5 are free, and b may need them all
+        assert acquire(a, [NOBODY])[0] == MUST_WAIT  # 5 are free, and b may need them all
         grab(b, 5)
-        waiting.begin_iteration(a.member[0])
+        boundaries.begin_iteration(a.member[0])
         assert not regions.someone_else_grows_alone(b.member[0], job_of(b), time.monotonic_ns())
 
 
@@ -279,11 +279,11 @@ def test_an_admitted_job_claims_its_peak_before_it_has_woken(pool: PoolTable) ->
         record["progress"] = 5
         record["current"]["n_bins"] = 6
         record["current"]["held"][:6] = levels
-        assert not waiting.finish_iteration(a.member[0], 0)
+        assert not boundaries.finish_iteration(a.member[0], 0)
         assert pool.admit(job_of(a))
-        assert acquire(b, [NOBODY] * 3)[0] == WAIT
+        assert acquire(b, [NOBODY] * 3)[0] == MUST_WAIT
         grab(b, 2)
-        waiting.begin_iteration(a.member[0])
+        boundaries.begin_iteration(a.member[0])
         grab(a, 5)
 
 
@@ -291,7 +291,7 @@ def test_a_dead_jobs_unsent_notice_does_not_silence_the_others(pool: PoolTable) 
     """Invariant 5: whoever died between noting that it would write the pipe and writing it keeps nobody waiting."""
     with joined(pool, 3) as (stands, dead, other):
         (r,) = grab(other, 1)
-        assert not waiting.finish_iteration(stands.member[0], 0)
+        assert not boundaries.finish_iteration(stands.member[0], 0)
         os.read(pool.notify_fd, 64)
         assert pool.header["notified"] == 1, "as the dead job left it, with nothing written"
         pool.reap(job_of(dead))

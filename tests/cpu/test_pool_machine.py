@@ -24,9 +24,9 @@ from members import (
 )
 from pool_model import INSIDE, ModelJob, ModelledPool, need, when_possible
 
-from zico.pool import mutex, waiting
+from zico.pool import boundaries, mutex, waits
 from zico.pool.layout import NOBODY, JobState
-from zico.pool.regions import GRANTED, WAIT
+from zico.pool.results import GRANTED, MUST_WAIT
 from zico.trace import profile as curve
 
 
@@ -77,12 +77,12 @@ class PoolMachine(ModelledPool):
         expected = self._expected_status(number, n)
         takable = {r for r in [*self.free, *self.bare] if self._takable(r, number)}
         status, granted = acquire(job.member, wanted)
-        assert status in ((expected,) if expected is not None else (GRANTED, WAIT))
+        assert status in ((expected,) if expected is not None else (GRANTED, MUST_WAIT))
         assert job.record["claim_floor"] == job.floor
         if self.pool.header["alone_job"] != NOBODY and not job.profiled and self.claims:
             self._note_alone(number, status)
         if status != GRANTED:
-            if status == WAIT and free_list(self.pool) != [*self.free, *self.bare]:
+            if status == MUST_WAIT and free_list(self.pool) != [*self.free, *self.bare]:
                 self._take(number, wanted)  # half a grant was taken back: these are at the end now
             return
         assert set(granted) <= takable
@@ -147,7 +147,7 @@ class PoolMachine(ModelledPool):
     def start_waiting(self, data: st.DataObject, need: int) -> None:
         """One more thread waits; it waits for those who hold something."""
         number, job = self._pick(data, JobState.RUNNING)
-        waiting.start_waiting(job.member.member[0], need)
+        waits.start_waiting(job.member.member[0], need)
         if job.threads == 0:
             job.waited, job.record["need_since_ns"] = False, time.monotonic_ns() + HOUR_NS
         job.threads += 1
@@ -161,7 +161,7 @@ class PoolMachine(ModelledPool):
         """A thread waits no more; with the last one the notes are wiped."""
         _, job = self._pick(data, *INSIDE)
         need(job.threads)
-        waiting.stop_waiting(job.member.member[0])
+        waits.stop_waiting(job.member.member[0])
         job.threads -= 1
         if job.threads == 0:
             assert [int(job.record[f]) for f in ("need", "need_since_ns", "waits_for")] == [0, 0, 0]
@@ -177,7 +177,7 @@ class PoolMachine(ModelledPool):
         peak = len(job.held) + more
         curve.begin(job.record["current"], 0, peak)
         job.record["profiled"] = 0  # learning is the curve's business: start from the flat profile of this one
-        admitted = bool(waiting.finish_iteration(job.member.member[0], 0))
+        admitted = bool(boundaries.finish_iteration(job.member.member[0], 0))
         if self.alone == number:
             self.alone = None
         job.profiled, job.levels, job.persistent = True, [peak], len(job.held)
@@ -217,7 +217,7 @@ class PoolMachine(ModelledPool):
         """An admitted job begins: nothing of the last iteration is left in its claim."""
         _, job = self._pick(data, JobState.RUNNING)
         need(not job.begun)
-        waiting.begin_iteration(job.member.member[0])
+        boundaries.begin_iteration(job.member.member[0])
         job.begun, job.progress, job.floor = True, 0, 0
         assert job.record["claim_floor"] == job.record["progress"] == 0
 

@@ -12,9 +12,9 @@ import pytest
 from members import HOUR_NS, acquire, check_counters, give_profile, grab, job_of, joined, make_pool, release
 from pool_model import INSIDE
 
-from zico.pool import deaths, rules, waiting
+from zico.pool import boundaries, deaths, rules, waits
 from zico.pool.layout import CURVE_BINS, NOBODY, JobState
-from zico.pool.regions import GRANTED, WAIT
+from zico.pool.results import GRANTED, MUST_WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,9 +38,9 @@ def test_a_release_wakes_whoever_waits_for_memory(pool: PoolTable) -> None:
     with joined(pool, 2) as (first, second):
         second.member[0]["slice"] = (1000, 0)
         (r,) = grab(first, 1)
-        waiting.start_waiting(second.member[0], 1)
+        waits.start_waiting(second.member[0], 1)
         sequence = int(pool.header["sequence"])
-        thread = threading.Thread(target=waiting.sleep_until_change, args=(second.member[0], sequence), daemon=True)
+        thread = threading.Thread(target=waits.sleep_until_change, args=(second.member[0], sequence), daemon=True)
         thread.start()
         release(first, [r])
         thread.join(DEADLINE_S)
@@ -51,8 +51,8 @@ def test_an_admission_wakes_the_job_without_its_python(pool: PoolTable) -> None:
     """Invariant 7: a job that sleeps at its boundary goes on when it is admitted."""
     with joined(pool, 1) as (member,):
         member.member[0]["slice"] = (1000, 0)
-        assert not waiting.finish_iteration(member.member[0], 0)
-        thread = threading.Thread(target=waiting.await_admission, args=(member.member[0],), daemon=True)
+        assert not boundaries.finish_iteration(member.member[0], 0)
+        thread = threading.Thread(target=boundaries.await_admission, args=(member.member[0],), daemon=True)
         thread.start()
         assert pool.admit(job_of(member))
         thread.join(DEADLINE_S)
@@ -63,7 +63,7 @@ def test_an_admission_wakes_the_job_without_its_python(pool: PoolTable) -> None:
 def test_an_iteration_begins_when_it_is_admitted(pool: PoolTable) -> None:
     """A job that stood at its boundary for long and has not woken yet does not count as standing still inside."""
     with joined(pool, 1) as (member,):
-        assert not waiting.finish_iteration(member.member[0], 0)
+        assert not boundaries.finish_iteration(member.member[0], 0)
         record = pool.jobs[job_of(member)]
         record["started_ns"], record["iteration_waited_ns"] = 1, 2
         assert pool.admit(job_of(member))
@@ -78,8 +78,8 @@ def test_without_a_broker_jobs_admit_themselves_and_bury_the_dead(pool: PoolTabl
         grab(dead, 7)
         pool.jobs[job_of(dead)]["pid"] = gone
         pool.resign()
-        assert not waiting.finish_iteration(member.member[0], 0)
-        waiting.await_admission(member.member[0])
+        assert not boundaries.finish_iteration(member.member[0], 0)
+        boundaries.await_admission(member.member[0])
         assert pool.jobs[job_of(member)]["state"] == JobState.RUNNING
         assert pool.jobs[job_of(dead)]["state"] == JobState.EMPTY
         check_counters(pool)
@@ -122,19 +122,19 @@ def _dead_pid() -> int:
 def test_a_state_in_which_nobody_runs_is_given_up_sooner(pool: PoolTable) -> None:
     """A job inside its iteration with no waiting thread makes the others more patient, but not for ever."""
     with joined(pool, 2) as (a, b):
-        waiting.start_waiting(a.member[0], 3)
-        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BESIDE_RUNNING_NS
-        waiting.start_waiting(b.member[0], 2)
-        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_NS
-        first = waiting.standstill(a.member[0])
-        assert first == waiting.standstill(b.member[0])
+        waits.start_waiting(a.member[0], 3)
+        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS
+        waits.start_waiting(b.member[0], 2)
+        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_NS
+        first = waits.standstill(a.member[0])
+        assert first == waits.standstill(b.member[0])
         pool.jobs[job_of(b)]["progress"] += 1
-        assert waiting.standstill(a.member[0]) != first
-        assert not waiting.is_first_to_yield(a.member[0])
-        assert waiting.is_first_to_yield(b.member[0])
+        assert waits.standstill(a.member[0]) != first
+        assert not waits.is_first_to_yield(a.member[0])
+        assert waits.is_first_to_yield(b.member[0])
         pool.jobs[job_of(b)]["need"] = 3
-        assert waiting.is_first_to_yield(a.member[0])
-        assert not waiting.is_first_to_yield(b.member[0])
+        assert waits.is_first_to_yield(a.member[0])
+        assert not waits.is_first_to_yield(b.member[0])
 
 
 @pytest.mark.parametrize("state", INSIDE)
@@ -142,9 +142,9 @@ def test_some_waiting_job_always_yields_first(pool: PoolTable, state: JobState) 
     """Invariant 7: when all jobs wait, exactly one of those in an iteration is the first to use the next tier."""
     with joined(pool, 2) as (a, b):
         for member in (a, b):
-            waiting.start_waiting(member.member[0], 2)
+            waits.start_waiting(member.member[0], 2)
         pool.jobs[job_of(b)]["state"] = state
-        assert sum(bool(waiting.is_first_to_yield(member.member[0])) for member in (a, b)) == 1
+        assert sum(bool(waits.is_first_to_yield(member.member[0])) for member in (a, b)) == 1
         pool.jobs[job_of(b)]["state"] = JobState.RUNNING
 
 
@@ -152,21 +152,21 @@ def test_what_is_granted_is_lacking_no_more_before_the_waiting_thread_wakes(pool
     """A job that gives at its boundary gives what is lacking once, however late the other's thread wakes."""
     with joined(pool, 2) as (a, b):
         held = grab(a, 4)
-        assert not waiting.finish_iteration(a.member[0], 0)
-        waiting.start_waiting(b.member[0], 8)
-        assert waiting._others_lack(a.member[0]) == 2
-        assert acquire(b, [NOBODY] * 8)[0] == WAIT
+        assert not boundaries.finish_iteration(a.member[0], 0)
+        waits.start_waiting(b.member[0], 8)
+        assert boundaries._others_lack(a.member[0]) == 2
+        assert acquire(b, [NOBODY] * 8)[0] == MUST_WAIT
         release(a, held[:2])
         grab(b, 8)
-        assert waiting._others_lack(a.member[0]) == 0
-        waiting.stop_waiting(b.member[0])
+        assert boundaries._others_lack(a.member[0]) == 0
+        waits.stop_waiting(b.member[0])
 
 
 def test_the_broker_is_notified_once_until_it_looks(pool: PoolTable) -> None:
     """With a job at its boundary the first release writes the pipe, later ones do not until the broker looks."""
     with joined(pool, 2) as (a, b):
         held = grab(b, 4)
-        assert not waiting.finish_iteration(a.member[0], 0)
+        assert not boundaries.finish_iteration(a.member[0], 0)
         assert len(os.read(pool.notify_fd, 64)) == 8
         release(b, held[:1])
         with pytest.raises(BlockingIOError):
@@ -182,7 +182,7 @@ def test_an_unprofiled_job_grows_alone_and_not_for_ever(pool: PoolTable) -> None
     with joined(pool, 2) as (a, b):
         grab(a, 1)
         pool.header["alone_since_ns"] = time.monotonic_ns() + HOUR_NS
-        assert acquire(b, [NOBODY])[0] == WAIT
+        assert acquire(b, [NOBODY])[0] == MUST_WAIT
         for change in (
             ("header", "alone_since_ns", time.monotonic_ns() - 2 * rules.ALONE_FRESH_NS),
             ("job", "alone_spent_ns", rules.ALONE_LIMIT_NS + 1),
@@ -196,7 +196,7 @@ def test_an_unprofiled_job_grows_alone_and_not_for_ever(pool: PoolTable) -> None
             record[change[1]] = before
             pool.header["alone_job"] = job_of(a)
             pool.header["alone_since_ns"] = time.monotonic_ns() + HOUR_NS
-        assert acquire(b, [NOBODY])[0] == WAIT
+        assert acquire(b, [NOBODY])[0] == MUST_WAIT
 
 
 # -- threads ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from twin_world import REGION_BYTES, World
 
 from zico.heap.cuda import on_stream
 from zico.pool import regions
-from zico.pool.regions import GRANTED
+from zico.pool.results import GRANTED
 
 if TYPE_CHECKING:
     import collections

@@ -14,9 +14,9 @@ import pytest
 from members import HOUR_NS, Tenant, acquire, give_profile, grab, job_of, joined, make_pool, release, tenants
 
 from zico.broker.views import ProfileCache, pool_view
-from zico.pool import still, waiting
+from zico.pool import boundaries, results, still, waits
 from zico.pool.layout import NOBODY
-from zico.pool.regions import GRANTED, WAIT
+from zico.pool.results import GRANTED, MUST_WAIT
 from zico.scheduler.policies import REAL, policy_named
 from zico.scheduler.state import PoolView, Start
 
@@ -79,15 +79,15 @@ def test_a_stopped_job_that_waits_for_memory_need_not_finish(pool: PoolTable) ->
         pool.jobs["persistent"][:2] = (5, 4)
         grab(a, 3)
         grab(b, 4)
-        waiting.start_waiting(b.member[0], 3)
-        assert acquire(a, [NOBODY])[0] == WAIT, "b could not end then"
+        waits.start_waiting(b.member[0], 3)
+        assert acquire(a, [NOBODY])[0] == MUST_WAIT, "b could not end then"
         pool.jobs[job_of(b)]["pid"] = pid
         look_around(pool, a)
         (r,) = grab(a, 1)
         release(a, [r])
         pool.jobs[job_of(b)]["pid"] = os.getpid()
         look_around(pool, a)
-        assert acquire(a, [NOBODY])[0] == WAIT
+        assert acquire(a, [NOBODY])[0] == MUST_WAIT
 
 
 def test_who_sees_no_numbers_leaves_what_others_have_seen(pool: PoolTable) -> None:
@@ -112,16 +112,16 @@ def test_a_stopped_job_is_not_the_one_that_goes_on_and_is_asked_for_nothing(pool
             grab(member, n)
             pool.header["alone_job"] = NOBODY
         for member, need in ((a, 4), (b, 1), (c, 4)):
-            waiting.start_waiting(member.member[0], need)
-        assert waiting.is_first_to_yield(b.member[0])
+            waits.start_waiting(member.member[0], need)
+        assert waits.is_first_to_yield(b.member[0])
         pool.jobs[job_of(b)]["evict"] = 1
         sequence = int(pool.header["sequence"])
-        assert waiting.ask_to_evict(a.member[0], sequence) == waiting.PENDING
+        assert waits.ask_to_evict(a.member[0], sequence) == results.COMING
         pool.jobs[job_of(b)]["pid"] = pid
         look_around(pool, a)
-        assert waiting.is_first_to_yield(a.member[0])
-        assert not waiting.is_first_to_yield(b.member[0])
-        assert waiting.ask_to_evict(a.member[0], sequence) == waiting.ASKED
+        assert waits.is_first_to_yield(a.member[0])
+        assert not waits.is_first_to_yield(b.member[0])
+        assert waits.ask_to_evict(a.member[0], sequence) == results.ASKED
         assert pool.jobs[job_of(c)]["evict"] > 0
         assert pool.jobs[job_of(b)]["evict"] == 1
 
@@ -146,9 +146,9 @@ def test_a_policy_waits_for_no_stopped_job(pool: PoolTable, name: str) -> None:
         for member in (a, b):
             give_profile(pool.jobs[job_of(member)], [8])
             pool.jobs[job_of(member)]["iteration"] = 3
-        assert not waiting.finish_iteration(a.member[0], 0)
+        assert not boundaries.finish_iteration(a.member[0], 0)
         grab(b, 4)
-        waiting.start_waiting(b.member[0], 4)
+        waits.start_waiting(b.member[0], 4)
         assert (policy_named(name).decide(views(pool))[job_of(a)] == Start()) == (name in START_EARLY)
         pool.jobs[job_of(b)]["pid"] = pid
         look_around(pool, a)
@@ -165,10 +165,10 @@ def test_who_fits_beside_nobody_has_its_turn_beside_a_stopped_job() -> None:
             record["iteration"] = 3
             record["profile"]["duration_ns"] = 10**6
         grab(stopped, 8)
-        waiting.start_waiting(stopped.member[0], 1)
+        waits.start_waiting(stopped.member[0], 1)
         pool.jobs[job_of(stopped)]["pid"] = pid
         for member in (large, small):
-            assert not waiting.finish_iteration(member.member[0], 0)
+            assert not boundaries.finish_iteration(member.member[0], 0)
         pool.jobs[job_of(large)]["boundary_since_ns"] = time.monotonic_ns() - 10**9
         look_around(pool, large)
         decisions = policy_named("zico").decide(views(pool))
@@ -183,13 +183,13 @@ def test_beside_a_job_that_stands_still_a_standstill_is_found_out_soon(pool: Poo
     """Invariant 7: it takes a second where the job has been inside for too long, and half a minute where it has not."""
     with joined(pool, 2) as (a, b):
         give_profile(pool.jobs[job_of(b)], [4])
-        waiting.start_waiting(a.member[0], 3)
-        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BESIDE_RUNNING_NS
-        assert waiting.idlers(a.member[0]) == 0
+        waits.start_waiting(a.member[0], 3)
+        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS
+        assert waits.idlers(a.member[0]) == 0
         inside_since(pool, b, 2 * 10**9)
-        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BESIDE_STILL_NS
-        assert waiting.idlers(a.member[0]) != 0
-        assert waiting.idlers(b.member[0]) == 0
+        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_STILL_NS
+        assert waits.idlers(a.member[0]) != 0
+        assert waits.idlers(b.member[0]) == 0
 
 
 def test_what_a_job_does_beyond_its_iteration_is_no_progress_to_wait_for(pool: PoolTable) -> None:
@@ -197,34 +197,34 @@ def test_what_a_job_does_beyond_its_iteration_is_no_progress_to_wait_for(pool: P
     with joined(pool, 2) as (a, b):
         record = pool.jobs[job_of(b)]
         give_profile(record, [4])
-        at_first = waiting.standstill(a.member[0])
+        at_first = waits.standstill(a.member[0])
         record["progress"] += 1
-        assert waiting.standstill(a.member[0]) != at_first
+        assert waits.standstill(a.member[0]) != at_first
         inside_since(pool, b, 2 * 10**9)
-        later = waiting.standstill(a.member[0])
+        later = waits.standstill(a.member[0])
         record["progress"] += 1
         grab(b, 2)
-        assert waiting.standstill(a.member[0]) == later
+        assert waits.standstill(a.member[0]) == later
         record["iteration"] += 1
-        assert waiting.standstill(a.member[0]) != later
+        assert waits.standstill(a.member[0]) != later
 
 
 def test_a_job_without_a_profile_is_given_up_once_it_has_done_nothing_for_long(pool: PoolTable) -> None:
     """It may be at a prompt; one that waits, or has moved since the last look, is not."""
     with joined(pool, 2) as (a, b):
         record = pool.jobs[job_of(b)]
-        waiting.start_waiting(a.member[0], 3)
+        waits.start_waiting(a.member[0], 3)
         long_ago_ns = time.monotonic_ns() - 2 * still.IDLE_NS
         record["started_ns"] = record["moved_ns"] = long_ago_ns
         look_around(pool, a)
-        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BESIDE_STILL_NS
+        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_STILL_NS
         assert views(pool).job(job_of(b)).given_up
         record["progress"] += 1
         look_around(pool, a)
         assert record["moved_ns"] > long_ago_ns
-        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BESIDE_RUNNING_NS
+        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS
         record["moved_ns"] = long_ago_ns
-        waiting.start_waiting(b.member[0], 3)
+        waits.start_waiting(b.member[0], 3)
         look_around(pool, a)
         assert record["moved_ns"] > long_ago_ns
 
@@ -253,7 +253,7 @@ def test_who_does_not_fit_beside_a_job_that_stands_still_begins_all_the_same(poo
         for member in (a, b):
             give_profile(pool.jobs[job_of(member)], [8])
             pool.jobs[job_of(member)]["iteration"] = 3
-        assert not waiting.finish_iteration(a.member[0], 0)
+        assert not boundaries.finish_iteration(a.member[0], 0)
         grab(b, 8)
         assert (policy_named(name).decide(views(pool))[job_of(a)] == Start()) == (name in START_EARLY)
         inside_since(pool, b, 2 * 10**9)
@@ -272,7 +272,7 @@ def test_a_standstill_is_remembered_while_the_neighbour_stands_still() -> None:
         assert waits_s[0] < 10, "the wait limit is no way to find out"
         assert max(waits_s[1:]) < waits_s[0] / 2
         neighbour.job["iteration"] += 1
-        assert job.record[0]["wait"]["stuck_beside"] != waiting.idlers(job.member.member[0]), "it has ended its own"
+        assert job.record[0]["wait"]["stuck_beside"] != waits.idlers(job.member.member[0]), "it has ended its own"
         neighbour.free_all()
 
 

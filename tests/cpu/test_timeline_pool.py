@@ -15,9 +15,9 @@ from members import check_counters, counters, free_list, issued, join, make_pool
 from software_device import SoftwareDevice
 from timeline_jobs import Job, Use, joined, make_timeline_pool
 
-from zico.pool import deaths, fences, mutex, regions, waiting
+from zico.pool import deaths, fences, mutex, regions, waits
 from zico.pool.layout import NOBODY, JobState
-from zico.pool.regions import BEHIND, GRANTED, WAIT
+from zico.pool.results import BEHIND, GRANTED, MUST_WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,8 +240,8 @@ def test_an_unmarked_region_is_nobodys_but_its_streams(pool: PoolTable) -> None:
     with joined(pool, 2) as (_, (a, b)):
         a.acquire(0, [NOBODY] * 4)
         a.release([0, 1, 2, 3], issue=False)
-        assert b.acquire(0, [NOBODY])[0] == WAIT
-        assert a.acquire(1, [NOBODY])[0] == WAIT
+        assert b.acquire(0, [NOBODY])[0] == MUST_WAIT
+        assert a.acquire(1, [NOBODY])[0] == MUST_WAIT
         assert a.acquire(0, [2]) == (GRANTED, [2])
         a.mark(0)
         assert b.acquire(0, [1]) == (BEHIND, [1])
@@ -283,7 +283,7 @@ def test_a_third_in_the_row_has_to_wait(pool: PoolTable) -> None:
         a.release([0])
         assert b.acquire(0, [0]) == (BEHIND, [0])
         b.release([0])
-        assert c.acquire(0, [0])[0] == WAIT
+        assert c.acquire(0, [0])[0] == MUST_WAIT
         assert a.acquire(0, [0]) == (BEHIND, [0]), "A's own stream keeps the order of A's work"
         a.release([0])
         b.acquire(0, [0])
@@ -380,7 +380,7 @@ def test_on_the_host_device_nobody_gets_ahead() -> None:
     with make_pool(2, claims=False) as pool, joined(pool, 2) as (_, (a, b)):
         a.acquire(0, [NOBODY] * 2)
         a.release([0, 1])
-        assert b.acquire(0, [NOBODY])[0] == WAIT
+        assert b.acquire(0, [NOBODY])[0] == MUST_WAIT
 
 
 # -- running ahead ---------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def test_a_job_does_not_run_further_ahead_than_its_bound() -> None:
         b.mark(0)
         for _ in range(_IN_START):
             assert b.acquire(0, [NOBODY])[0] == BEHIND
-        assert b.acquire(0, [NOBODY])[0] == WAIT
+        assert b.acquire(0, [NOBODY])[0] == MUST_WAIT
         assert pool.jobs[b.number]["ahead_cap"] == fences.START_BYTES
         counters(pool)[b.number, 0] = b.issued(0)  # its device has done all it was given
         assert b.acquire(0, [NOBODY])[0] == BEHIND
@@ -507,7 +507,7 @@ def test_a_device_is_not_idle_while_a_release_has_no_mark() -> None:
         assert b.acquire(0, [0])[0] == GRANTED
         for _ in range(_IN_START):
             assert b.acquire(0, [NOBODY])[0] == BEHIND
-        assert b.acquire(0, [NOBODY])[0] == WAIT
+        assert b.acquire(0, [NOBODY])[0] == MUST_WAIT
         assert pool.jobs[b.number]["ahead_cap"] == fences.START_BYTES
         b.mark(0)
         counters(pool)[b.number, 0] = b.issued(0)
@@ -548,12 +548,12 @@ def test_without_a_broker_a_dead_jobs_regions_come_back_after_a_while(pool: Pool
         sequence = int(pool.header["sequence"])
         deaths.reap_dead(b.member.member[0])
         assert pool.header["sequence"] == sequence, "a look changes nothing, so a standstill stays one"
-        assert b.acquire(0, [NOBODY])[0] == WAIT
+        assert b.acquire(0, [NOBODY])[0] == MUST_WAIT
         pool.jobs[b.number]["waiting_threads"] = 1
-        assert waiting.patience_ns(b.member.member[0], 1) == waiting.STUCK_BESIDE_RUNNING_NS > deaths.LINGER_NS
+        assert waits.patience_ns(b.member.member[0], 1) == waits.STUCK_BESIDE_RUNNING_NS > deaths.LINGER_NS
         pool.jobs[a.number]["died_ns"] -= deaths.LINGER_NS
         deaths.reap_dead(b.member.member[0])
-        assert waiting.patience_ns(b.member.member[0], 1) == waiting.STUCK_NS
+        assert waits.patience_ns(b.member.member[0], 1) == waits.STUCK_NS
         assert b.acquire(0, [NOBODY] * 4)[0] == GRANTED
 
 

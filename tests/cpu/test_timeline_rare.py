@@ -16,7 +16,7 @@ from software_device import INVALID_HANDLE, SoftwareDevice
 
 from zico.pool import fences, mutex, regions
 from zico.pool.layout import NOBODY, STREAMS, JobState
-from zico.pool.regions import BEHIND
+from zico.pool.results import BEHIND
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from software_device import SoftwareDevice
 
 from zico.pool import regions
 from zico.pool.layout import COUNTER_BYTES, STREAMS
-from zico.pool.regions import BEHIND, GRANTED
+from zico.pool.results import BEHIND, GRANTED
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:

@@ -121,7 +121,7 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from zico.broker.client import BrokerClient
-from zico.pool import regions, waiting
+from zico.pool import boundaries, regions, results
 from zico.pool.table import PoolTable
 
 def say(*words):
@@ -137,11 +137,11 @@ for line in sys.stdin:
         wanted = np.full(int(numbers[0]), -1, np.int32)
         say("held", regions.try_acquire(me, wanted, len(wanted)))
     elif command == "iterate":
-        if not waiting.finish_iteration(me, 0):
+        if not boundaries.finish_iteration(me, 0):
             say("boundary")
-            while waiting.await_admission(me) != waiting.ADMITTED:
+            while boundaries.await_admission(me) != results.ADMITTED:
                 pass
-        waiting.begin_iteration(me)
+        boundaries.begin_iteration(me)
         say("began")
     elif command == "fork":
         child = os.fork()

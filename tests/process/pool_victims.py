@@ -32,7 +32,7 @@ from members import (
 )
 
 from zico.base.compiled import entry
-from zico.pool import deaths, regions, waiting
+from zico.pool import boundaries, deaths, regions, waits
 from zico.pool.fences import fence_of, pair_of
 from zico.pool.layout import MEMBER, NOBODY, JobState, header_of
 
@@ -83,7 +83,7 @@ def come_back(pool: Record, array: Record, _other: int, stop: int) -> None:
 def beg(pool: Record, _array: Record, _other: int, stop: int) -> None:
     """Ask blocked jobs to evict."""
     stop_here(stop)
-    waiting.ask_to_evict(pool, header_of(pool).sequence)
+    waits.ask_to_evict(pool, header_of(pool).sequence)
     stop_here(stop)
 
 
@@ -91,7 +91,7 @@ def beg(pool: Record, _array: Record, _other: int, stop: int) -> None:
 def finish(pool: Record, _array: Record, _other: int, stop: int) -> None:
     """End an iteration."""
     stop_here(stop)
-    waiting.finish_iteration(pool, 0)
+    boundaries.finish_iteration(pool, 0)
     stop_here(stop)
 
 
@@ -99,8 +99,8 @@ def finish(pool: Record, _array: Record, _other: int, stop: int) -> None:
 def wait(pool: Record, _array: Record, _other: int, stop: int) -> None:
     """Begin to wait and stop."""
     stop_here(stop)
-    waiting.start_waiting(pool, 2)
-    waiting.stop_waiting(pool)
+    waits.start_waiting(pool, 2)
+    waits.stop_waiting(pool)
     stop_here(stop)
 
 
@@ -108,7 +108,7 @@ def wait(pool: Record, _array: Record, _other: int, stop: int) -> None:
 def admit(pool: Record, _array: Record, other: int, stop: int) -> None:
     """Do the broker's work: admit a job."""
     stop_here(stop)
-    waiting.admit(pool, other)
+    boundaries.admit(pool, other)
     stop_here(stop)
 
 
@@ -147,7 +147,7 @@ class Trial(single_steps.Trial):
         given = [r for r, owner in enumerate(owners(self.pool)) if owner == job_of(self.victim)]
         release(self.victim, given[:1])  # so that a region in the list has had an owner
         grab(self.victim, 1)
-        waiting.finish_iteration(self.third.member[0], 0)
+        boundaries.finish_iteration(self.third.member[0], 0)
         mine = [r for r, owner in enumerate(owners(self.pool)) if owner == job_of(self.victim)]
         self.array = np.array(mine if operation in ("give", "guard") else [NOBODY, NOBODY, 0], "i4")
         if operation == "guard":  # got behind a fence that has not passed

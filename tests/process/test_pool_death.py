@@ -15,9 +15,9 @@ from members import acquire, check_counters, free_list, grab, job_of, join, make
 from pool_victims import OPERATIONS
 
 from zico.base.processes import started_at
-from zico.pool import waiting
+from zico.pool import boundaries, waits
 from zico.pool.layout import NOBODY, JobState
-from zico.pool.regions import GRANTED
+from zico.pool.results import GRANTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,14 +33,14 @@ DEATHS_S = 2 * DEADLINE_S
 VICTIM = """
 import sys
 import numpy as np
-from zico.pool import mutex, regions, waiting
+from zico.pool import boundaries, mutex, regions, results, waits
 from zico.pool.table import PoolTable
 
 memory_fd, table_fd, notify_fd, job = map(int, sys.argv[1:5])
 member = PoolTable.join_pool(memory_fd, table_fd, notify_fd, job)
 record = member.member[0]
 wanted = np.full(3, -1, "i4")
-assert regions.try_acquire(record, wanted, 3) == regions.GRANTED
+assert regions.try_acquire(record, wanted, 3) == results.GRANTED
 what = sys.argv[5]
 if what == "inside":
     mutex.lock_for_python(record)
@@ -48,15 +48,15 @@ if what == "inside":
     member.header["free_head"] = -1
     member.regions["next"] = 0
 elif what == "waiting":
-    waiting.start_waiting(record, 5)
+    waits.start_waiting(record, 5)
 elif what == "boundary":
-    waiting.finish_iteration(record, 0)
+    boundaries.finish_iteration(record, 0)
 print("ready", flush=True)
 if what == "waiting":
     while True:
-        waiting.sleep_until_change(record, member.header["sequence"])
+        waits.sleep_until_change(record, member.header["sequence"])
 elif what == "boundary":
-    waiting.await_admission(record)
+    boundaries.await_admission(record)
 sys.stdin.read()
 """
 
@@ -133,15 +133,15 @@ def test_a_waiting_allocation_survives_a_death_inside(pool: PoolTable) -> None:
         got: list[int] = []
 
         def wait_for_all() -> None:
-            waiting.start_waiting(other.member[0], 8)
+            waits.start_waiting(other.member[0], 8)
             while not got:
                 sequence = int(pool.header["sequence"])
                 status, granted = acquire(other, [NOBODY] * 8)
                 if status == GRANTED:
                     got.extend(granted)
                 else:
-                    waiting.sleep_until_change(other.member[0], sequence)
-            waiting.stop_waiting(other.member[0])
+                    waits.sleep_until_change(other.member[0], sequence)
+            waits.stop_waiting(other.member[0])
 
         thread = threading.Thread(target=wait_for_all, daemon=True)
         thread.start()  # sleeps in the mutex or on the futex
@@ -158,8 +158,8 @@ def test_jobs_go_on_when_the_broker_dies_inside(pool: PoolTable) -> None:
         pool.header["alone_job"] = NOBODY
         pool.resign()
         _kill(broker)
-        assert not waiting.finish_iteration(member.member[0], 0)
-        _in_time(lambda: waiting.await_admission(member.member[0]))
+        assert not boundaries.finish_iteration(member.member[0], 0)
+        _in_time(lambda: boundaries.await_admission(member.member[0]))
         assert pool.jobs[job_of(member)]["state"] == JobState.RUNNING
         assert pool.header["recoveries"] == 1
         check_counters(pool)

@@ -70,7 +70,7 @@ GROUPS = {
         "zico.pool.deaths",
         "zico.pool.mutex",
         "zico.pool.still",
-        "zico.pool.waiting",
+        "zico.pool.boundaries",
     ),
     "scheduler": (
         "zico.scheduler.pair_schedule",

@@ -56,9 +56,9 @@ from zico.heap.layout import (
     pool_of,
     tick,
 )
-from zico.heap.placing import MUST_WAIT, NEVER_FITS
-from zico.pool import profiles, waiting
+from zico.pool import boundaries, profiles
 from zico.pool.layout import NOBODY, SaveMode
+from zico.pool.results import ADMITTED, GIVES_WAY, INTERRUPTED, MUST_WAIT, NEVER_FITS, NOT_SERVED
 from zico.trace import online, phases, profile, ring
 from zico.trace.events import NO_NAME, Kind
 
@@ -66,10 +66,6 @@ if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
     from zico.pool.layout import Job
 
-
-NOT_SERVED = 0
-"""The request is for the real allocator: no address space is left, or the job has left the pool."""
-OUT_OF_MEMORY = -1
 
 BY_MARK = -1
 SAVES_NOTHING = int(SaveMode.NONE)
@@ -85,8 +81,7 @@ def allocate(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     """Return the address of ``size_bytes`` in the window, waiting for regions if need be.
 
     Returns:
-        An address; ``NOT_SERVED``; or ``OUT_OF_MEMORY`` when the job could never get that much
-        inside the budget.
+        An address, ``NEVER_FITS`` or ``NOT_SERVED``.
     """
     keep_small()
     if alignment > MAX_ALIGNMENT_BYTES:
@@ -102,9 +97,7 @@ def allocate(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
 @inlined
 def address_of(heap: HeapRecord, offset: int) -> int:
     """Return what the caller of an allocation gets: the address, or why there is none."""
-    if offset >= 0:
-        return heap.base + offset
-    return OUT_OF_MEMORY if offset == NEVER_FITS else NOT_SERVED
+    return heap.base + offset if offset >= 0 else offset
 
 
 @compiled
@@ -246,8 +239,8 @@ def boundary(heap: HeapRecord, phase: int) -> None:
     keep_out_of_line()
     if not _end_iteration(heap, phase):
         found = _await_admission(heap)
-        while found != waiting.ADMITTED:
-            if found == waiting.INTERRUPTED:
+        while found != ADMITTED:
+            if found == INTERRUPTED:
                 signals.handle(heap)
                 if signals.has_raised(heap):
                     return  # at its boundary, where the next one finds it
@@ -270,7 +263,7 @@ def _end_iteration(heap: HeapRecord, phase: int) -> bool:
     if heap.phases.added != phases.MARKED:
         profiles.forget(pool, heap.phases.added)
         heap.phases.added = phases.MARKED
-    admitted = waiting.finish_iteration(pool, max(phase, phases.MARKED))
+    admitted = boundaries.finish_iteration(pool, max(phase, phases.MARKED))
     if me.iteration != before:
         history.end_iteration(heap, me.iteration, phases.is_largest(heap.phases, ended))
         if phase == BY_MARK:
@@ -288,15 +281,15 @@ def _await_admission(heap: HeapRecord) -> int:
     """Wait until the next iteration is admitted, a signal comes, or some time has passed.
 
     Returns:
-        As ``waiting.await_admission``, but never ``GIVES_WAY``.
+        As ``boundaries.await_admission``, but never ``GIVES_WAY``.
     """
     keep_out_of_line()
-    found = waiting.await_admission(pool_of(heap))
-    while found == waiting.GIVES_WAY:
+    found = boundaries.await_admission(pool_of(heap))
+    while found == GIVES_WAY:
         private_lock(heap.mutex_address)
         evicting.obey(heap, job_of(heap))
         private_unlock(heap.mutex_address)
-        found = waiting.await_admission(pool_of(heap))
+        found = boundaries.await_admission(pool_of(heap))
     return found
 
 
@@ -306,7 +299,7 @@ def _begin_iteration(heap: HeapRecord) -> None:
     keep_out_of_line()
     me = job_of(heap)
     private_lock(heap.mutex_address)
-    waiting.begin_iteration(pool_of(heap))
+    boundaries.begin_iteration(pool_of(heap))
     heap.wait.between = 0
     if not evicting.is_complete(heap, me):
         evicting.await_return(heap, me)
@@ -336,7 +329,7 @@ def end_by_mark(heap: HeapRecord) -> bool:
     if heap.streams.capturing != 0:
         return True
     keep_out_of_line()
-    if not _end_iteration(heap, BY_MARK) and _await_admission(heap) != waiting.ADMITTED:
+    if not _end_iteration(heap, BY_MARK) and _await_admission(heap) != ADMITTED:
         return False
     _begin_iteration(heap)
     return True
@@ -345,7 +338,7 @@ def end_by_mark(heap: HeapRecord) -> bool:
 @entry(HEAP)
 def begin_by_mark(heap: HeapRecord) -> bool:
     """Go on where ``end_by_mark`` came back from; returns as that does."""
-    if _await_admission(heap) != waiting.ADMITTED:
+    if _await_admission(heap) != ADMITTED:
         return False
     _begin_iteration(heap)
     return True

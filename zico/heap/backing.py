@@ -32,7 +32,7 @@ from zico.heap.layout import HEAP, PRIVATE, SPILL, job_of, pool_of, slots_of, wa
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY
-from zico.pool.regions import BEHIND, GRANTED, NEVER
+from zico.pool.results import BEHIND, GRANTED, NEVER_FITS
 from zico.trace import profile
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _map_granted(heap: HeapRecord, first: int, last: int, n: int, status: int) -
         status = call(heap.backing.ready, (heap.address, first, last, n, status))
     elif not map_slots(heap, first, last):
         regions.give_back_unused(pool_of(heap), wanted_of(heap), n)
-        status = NEVER
+        status = NEVER_FITS
     if status == GRANTED:
         me = job_of(heap)
         profile.raise_to(me.current, wanted_here(heap, me))
@@ -193,7 +193,7 @@ def bring_up(heap: HeapRecord) -> None:
 
 @compiled
 def _back_from_next_tier(heap: HeapRecord, first: int, last: int) -> int:
-    """Map memory of the next tier behind slots that have nothing; ``NEVER``: there is none, or no more."""
+    """Map memory of the next tier behind slots that have nothing; ``NEVER_FITS``: there is none, or no more."""
     keep_out_of_line()
     if heap.backing.overflow != 0:
         return call(heap.backing.overflow, (heap.address, first, last))
@@ -212,16 +212,16 @@ def _back_from_file(heap: HeapRecord, first: int, last: int) -> int:
         if slots[slot].live == 0:
             new_bytes += length
     if heap.spill.fd < 0 or heap.spill.live_bytes + new_bytes > heap.spill.limit_bytes:
-        return NEVER
+        return NEVER_FITS
     if heap.spill.is_sparse == 0 and not _set_aside(heap, first, last):
-        return NEVER
+        return NEVER_FITS
     for slot in range(first, last + 1):
         if slots[slot].mapped == NOBODY:
             address = address_of(heap, slot)
             at = (slot - spill_slot) << heap.region_shift
             arguments = (address, length, _PROTECTION, _SHARED_FIXED, heap.spill.fd, at)
             if call(heap.spill.map_address, arguments) != address:
-                return NEVER
+                return NEVER_FITS
             slots[slot].mapped = slot
     heap.spill.live_bytes += new_bytes
     return GRANTED
@@ -318,15 +318,15 @@ def ready_isolated(heap_address: int, first: int, last: int, n: int, _status: in
     """Scrub and map the ``n`` regions that were granted for a run of slots.
 
     Returns:
-        ``GRANTED``; ``NEVER``: the kernel has refused, and the regions are back in the pool.
+        ``GRANTED``; ``NEVER_FITS``: the kernel has refused, and the regions are back in the pool.
     """
     heap = record_at(heap_address, HEAP)
     if not _scrub(heap, first, last):
         regions.give_back_unused(pool_of(heap), wanted_of(heap), n)
-        return NEVER
+        return NEVER_FITS
     if not map_slots(heap, first, last):
         _unmap_and_return(heap, first, last)
-        return NEVER
+        return NEVER_FITS
     return GRANTED
 
 

@@ -31,7 +31,7 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -40,14 +40,16 @@ from zico.base.libc import monotonic_ns, private_lock, private_unlock
 from zico.device.mapping import detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
 from zico.device.record import DEVICE
 from zico.heap import signals
-from zico.heap.layout import PRIVATE, RESTS, pool_of, slots_of, wanted_of
-from zico.pool import regions, still, waiting
+from zico.heap.layout import PRIVATE, RESTS, job_of, pool_of, slots_of, wanted_of
+from zico.pool import regions, still, waits
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NO_MORE, NOBODY
+from zico.pool.results import COMING, GRANTED, NOTHING
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
     from zico.pool.layout import Job
+    from zico.pool.waits import Look
 
 RETURN_NS = 5_000_000_000
 """How long a job waits for what it has evicted before it goes on without; a regular iteration ends by then."""
@@ -173,10 +175,10 @@ def is_stuck(heap: HeapRecord, me: Job, still_ns: int) -> bool:
     """Tell whether nobody can go on, nothing having moved for so long, and this job is to find a way."""
     keep_out_of_line()
     pool = pool_of(heap)
-    patience_ns = waiting.patience_ns(pool, int(heap.backing.overflow != 0))
-    if patience_ns < waiting.STUCK_BESIDE_RUNNING_NS and _was_stuck(heap, me):
+    patience_ns = waits.patience_ns(pool, int(heap.backing.overflow != 0))
+    if patience_ns < waits.STUCK_BESIDE_RUNNING_NS and _was_stuck(heap, me):
         patience_ns = -1
-    return still_ns > patience_ns and waiting.is_first_to_yield(pool)
+    return still_ns > patience_ns and waits.is_first_to_yield(pool)
 
 
 @inlined
@@ -188,7 +190,7 @@ def _was_stuck(heap: HeapRecord, me: Job) -> bool:
     """
     if heap.wait.stuck_iteration == me.iteration + 1:
         return True
-    return bool(heap.wait.stuck_beside != 0 and heap.wait.stuck_beside == waiting.idlers(pool_of(heap)))
+    return bool(heap.wait.stuck_beside != 0 and heap.wait.stuck_beside == waits.idlers(pool_of(heap)))
 
 
 @compiled
@@ -197,7 +199,7 @@ def note_stuck(heap: HeapRecord, me: Job) -> None:
     keep_out_of_line()
     heap.wait.stuck_iteration = me.iteration + 1
     if me.over == 0:
-        heap.wait.stuck_beside = waiting.idlers(pool_of(heap))
+        heap.wait.stuck_beside = waits.idlers(pool_of(heap))
 
 
 # -- back in the budget ----------------------------------------------------------------------------
@@ -245,32 +247,62 @@ def await_return(heap: HeapRecord, me: Job) -> None:
     keep_out_of_line()
     if heap.wait.return_until_ns == 0:
         return
-    pool = pool_of(heap)
-    still_since_ns = monotonic_ns()
-    heap.wait.return_until_ns = still_since_ns + patience_ns(heap)
-    before = -1
-    waiting.start_waiting(pool, me.evicted)
-    while True:
-        me.need = max(me.need, me.evicted)
-        obey(heap, me)
-        still.look_around(pool)
-        sequence = waiting.sequence_of(pool)
-        if is_complete(heap, me):
-            break
-        now_ns = monotonic_ns()
-        now = waiting.standstill(pool)
-        if now != before:
-            before = now
-            still_since_ns = now_ns
-        is_over = now_ns > heap.wait.return_until_ns or is_stuck(heap, me, now_ns - still_since_ns)
-        if is_over or signals.has_raised(heap):
-            heap.wait.return_until_ns = 0
-            break
-        private_unlock(heap.mutex_address)
-        if waiting.sleep_until_change(pool, sequence):
-            signals.handle(heap)
-        private_lock(heap.mutex_address)
-    waiting.stop_waiting(pool)
+    heap.wait.return_until_ns = monotonic_ns() + patience_ns(heap)
+    waits.start_waiting(pool_of(heap), me.evicted)
+    waits.wait(pool_of(heap), heap, 0, begin_look, _look_for_return, sleep)
+    waits.stop_waiting(pool_of(heap))
+
+
+@compiled
+def _look_for_return(heap: HeapRecord, _need: int, look: Look) -> tuple[int, bool]:
+    """Return ``GRANTED``, ``COMING``, or ``NOTHING``: the job is to go on without."""
+    keep_out_of_line()
+    me = job_of(heap)
+    if is_complete(heap, me):
+        return GRANTED, False
+    is_over = look.now_ns > heap.wait.return_until_ns or is_stuck(heap, me, look.still_ns)
+    if is_over or signals.has_raised(heap):
+        heap.wait.return_until_ns = 0
+        return NOTHING, False
+    return COMING, False
+
+
+# -- what a thread that waits for memory does ------------------------------------------------------
+
+
+class Words(NamedTuple):
+    """What says that a look may find more than the last one."""
+
+    sequence: int  # of the pool
+    answered: int  # questions to the swapping thread: an answer changes no word that is slept on
+
+
+@compiled
+def begin_look(heap: HeapRecord, need: int) -> Words:
+    """Evict what others ask for, and see who stands still, before a thread looks again.
+
+    Args:
+        heap: The HEAP record.
+        need: Regions for which the thread waits, 0: for what the job has evicted.
+    """
+    keep_out_of_line()
+    me = job_of(heap)
+    me.need = max(me.need, need or me.evicted)  # what was granted meanwhile was for something else
+    obey(heap, me)
+    still.look_around(pool_of(heap))
+    return Words(waits.sequence_of(pool_of(heap)), heap.swap.answered)
+
+
+@compiled
+def sleep(heap: HeapRecord, words: Words) -> bool:
+    """Sleep until pool or heap have changed, outside the mutex; Python's handlers run for a signal that ends that."""
+    keep_out_of_line()
+    private_unlock(heap.mutex_address)
+    interrupted = heap.swap.answered == words.answered and waits.sleep_until_change(pool_of(heap), words.sequence)
+    if interrupted:
+        signals.handle(heap)
+    private_lock(heap.mutex_address)
+    return interrupted
 
 
 @compiled

@@ -17,12 +17,12 @@ import numpy as np
 from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line, keep_small
 from zico.heap.layout import GAP, MAX_GAPS, SLOT
 from zico.offload.page_table import State
+from zico.pool.results import NOTHING
 
 if TYPE_CHECKING:
     from zico.base.records import Records
     from zico.heap.layout import ArenaRecord, Gap
 
-NOTHING = -1
 
 _I4 = np.dtype("i4")
 _WRITTEN, _CLEAN = int(State.WRITTEN), int(State.CLEAN)

@@ -14,6 +14,7 @@ from numba import types
 from zico.base.compiled import array_at, call, callback, inlined, record_at, symbol_address
 from zico.heap import allocator, layout
 from zico.heap.layout import HEAP, Attached
+from zico.pool.results import NEVER_FITS, NOT_SERVED
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
@@ -35,9 +36,9 @@ def posix_memalign(out_address: int, alignment: int, size_bytes: int) -> int:
     heap = _heap()
     if size_bytes >= heap.threshold_bytes and heap.attached == _ATTACHED:
         address = allocator.allocate(heap, size_bytes, alignment)
-        if address == allocator.OUT_OF_MEMORY:
+        if address == NEVER_FITS:
             return ENOMEM
-        if address != allocator.NOT_SERVED:
+        if address != NOT_SERVED:
             array_at(out_address, 1, _I64)[0] = address
             return 0
     status: int = np.int32(call(heap.real_posix_memalign, (out_address, alignment, size_bytes)))  # type: ignore[assignment]
@@ -50,9 +51,9 @@ def aligned_alloc(alignment: int, size_bytes: int) -> int:
     heap = _heap()
     if size_bytes >= heap.threshold_bytes and heap.attached == _ATTACHED:
         address = allocator.allocate(heap, size_bytes, alignment)
-        if address == allocator.OUT_OF_MEMORY:
+        if address == NEVER_FITS:
             return 0
-        if address != allocator.NOT_SERVED:
+        if address != NOT_SERVED:
             return address
     return call(heap.real_aligned_alloc, (alignment, size_bytes))
 

@@ -29,7 +29,7 @@ from zico.offload.page_table import LEAST, PAGE_TABLE, RING, State, birth_of, de
 from zico.offload.tier_layout import STACK
 from zico.pool import regions
 from zico.pool.layout import NOBODY, cap_of, header_of
-from zico.pool.regions import GRANTED, NEVER, WAIT
+from zico.pool.results import GRANTED, MUST_WAIT, NEVER_FITS
 from zico.trace import profile
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _let_count(heap: HeapRecord, n: int) -> int:
             continue
         if not discard_piece(record_at(heap.backing.device_address, DEVICE), region):
             regions.give_back_unused(pool_of(heap), granted, n)
-            return NEVER
+            return NEVER_FITS
         regions.note_emptied(pool_of(heap), region)
     there = array_at(heap.paged.regions_address, table.n_regions, _I4)
     place = 0
@@ -99,7 +99,7 @@ def wake_pager(heap: HeapRecord) -> None:
 def back(heap_address: int, _first: int, _last: int, n: int) -> int:
     """Let ``n`` more slots come into use; returns as ``zico.pool.regions.acquire``.
 
-    ``NEVER``: neither what the job may hold nor its tier has room for them.
+    ``NEVER_FITS``: neither what the job may hold nor its tier has room for them.
     """
     heap = record_at(heap_address, HEAP)
     table = page_table_of(heap)
@@ -109,7 +109,7 @@ def back(heap_address: int, _first: int, _last: int, n: int) -> int:
     needed = table.live_slots + n
     in_tier = (table.tier_blocks - 1) >> (table.region_shift - table.block_shift)  # one stays free for an exchange
     if needed > cap + in_tier:
-        return NEVER
+        return NEVER_FITS
     missing = min(needed, cap) - me.held
     if missing <= 0:
         return GRANTED
@@ -119,7 +119,7 @@ def back(heap_address: int, _first: int, _last: int, n: int) -> int:
     status = regions.acquire(pool, granted, missing, 0)
     if status == GRANTED:
         return _let_count(heap, missing)
-    return GRANTED if status == WAIT and heap.wait.frugal and me.held >= LEAST else status
+    return GRANTED if status == MUST_WAIT and heap.wait.frugal and me.held >= LEAST else status
 
 
 @callback(types.void(_I64, _I64, _I64, _I64))

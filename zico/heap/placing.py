@@ -11,16 +11,11 @@ from zico.base.compiled import compiled, inlined, keep_out_of_line, keep_small
 from zico.heap import backing, free_list, history
 from zico.heap.layout import EXTRA, LONG, RESTING, SHORT, SPILL, arena_at, arena_of, block_at, slots_of
 from zico.pool.layout import NOBODY
-from zico.pool.regions import GONE, GRANTED, WAIT
+from zico.pool.results import GRANTED, NEVER_FITS, NOT_SERVED, NOTHING
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
     from zico.pool.layout import Job
-
-
-MUST_WAIT = -1
-NEVER_FITS = -2
-NO_SPACE = -3
 
 _ANY = 1 << 40  # regions: more than any window has
 
@@ -35,12 +30,15 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
         planned: Offset of that place, or ``history.NO_PLACE``.
         size_bytes: Rounded up to the least alignment.
         alignment: A power of two.
+
+    Returns:
+        An offset, ``MUST_WAIT``, ``NEVER_FITS`` or ``NOT_SERVED``.
     """
     keep_small()
-    there = free_list.NOTHING
+    there = NOTHING
     if planned != history.NO_PLACE and planned & (alignment - 1) == 0:
         there = free_list.around(arena_of(heap, LONG), planned, size_bytes)
-        if there != free_list.NOTHING and (index != SHORT or _is_backed(heap, planned, size_bytes)):
+        if there != NOTHING and (index != SHORT or _is_backed(heap, planned, size_bytes)):
             return _take(heap, LONG, there, planned, size_bytes)
     if heap.plan_address != 0 and index == LONG:
         index = EXTRA
@@ -52,13 +50,13 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
             if (host == LONG and heap.plan_address != 0) or free_list.is_full(arena_of(heap, host)):
                 continue
             gap = free_list.find(arena_of(heap, host), heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
-            if gap != free_list.NOTHING:
+            if gap != NOTHING:
                 return _take(heap, host, gap, _start(heap, host, gap, alignment), size_bytes)
-    if there != free_list.NOTHING:
+    if there != NOTHING:
         return _take(heap, LONG, there, planned, size_bytes)
     gap = free_list.find(arena_of(heap, index), heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
-    if gap == free_list.NOTHING:
-        return NO_SPACE if heap.managed_address == 0 or index >= SPILL else _elsewhere(heap, size_bytes, alignment)
+    if gap == NOTHING:
+        return NOT_SERVED if heap.managed_address == 0 or index >= SPILL else _elsewhere(heap, size_bytes, alignment)
     return _take(heap, index, gap, _start(heap, index, gap, alignment), size_bytes)
 
 
@@ -68,7 +66,7 @@ def _elsewhere(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     keep_out_of_line()
     for host in (LONG, EXTRA, SHORT):
         gap = free_list.find(arena_of(heap, host), heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
-        if gap != free_list.NOTHING:
+        if gap != NOTHING:
             return _take(heap, host, gap, _start(heap, host, gap, alignment), size_bytes)
     return NEVER_FITS
 
@@ -86,7 +84,7 @@ def in_hole(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
         if free_list.is_full(arena):
             continue
         gap = free_list.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
-        if gap != free_list.NOTHING:
+        if gap != NOTHING:
             return _take(heap, host, gap, _start(heap, host, gap, alignment), size_bytes)
     return NEVER_FITS
 
@@ -102,13 +100,9 @@ def _take(heap: HeapRecord, index: int, gap: int, offset: int, size_bytes: int) 
     keep_small()
     arena = arena_of(heap, index)
     if free_list.is_full(arena):
-        return NO_SPACE
+        return NOT_SERVED
     status = backing.back(heap, index, offset, size_bytes)
-    if status == GRANTED:
-        return free_list.take(arena, gap, offset, size_bytes)
-    if status == WAIT:
-        return MUST_WAIT
-    return NO_SPACE if status == GONE else NEVER_FITS
+    return free_list.take(arena, gap, offset, size_bytes) if status == GRANTED else status
 
 
 @inlined

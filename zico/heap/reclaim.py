@@ -9,7 +9,7 @@ Theory of operation
         swap              a thread of the job sends idle tensors to a tier           (``zico.offload.swapper``)
         let others move   while some job goes on, it may free memory
         do without        go on without a region, or without what the job has evicted
-        ask others        blocked jobs evict what this one lacks                     (``zico.pool.waiting``)
+        ask others        blocked jobs evict what this one lacks                     (``zico.pool.waits``)
         spill             the tensor goes to the next tier
 
     The last three are for a pool in which nobody can go on, or a wait that has lasted for the wait
@@ -22,7 +22,7 @@ Theory of operation
     * ``COMING``: memory is about to come free, so the allocation sleeps. ``ASKED``: the same, by
       other jobs.
     * ``NOTHING``: the next rung is to try.
-    * ``NEVER_FITS`` or ``NO_SPACE``: no rung helps.
+    * ``NEVER_FITS`` or ``NOT_SERVED``: no rung helps.
 
     The allocation holds no lock while it sleeps, and needs no Python. If a signal comes, Python's
     handlers run (``zico.heap.signals``).
@@ -49,21 +49,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from numba import types
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line
-from zico.base.libc import monotonic_ns, private_lock, private_unlock, write_bytes
+from zico.base.libc import write_bytes
 from zico.heap import backing, evicting, history, placing, signals, state_offload
-from zico.heap.layout import SPILL, pool_of
-from zico.heap.placing import MUST_WAIT, NEVER_FITS, NO_SPACE
-from zico.pool import still, waiting
+from zico.heap.layout import SPILL, job_of, pool_of
+from zico.pool import waits
 from zico.pool.layout import cap_of
+from zico.pool.results import AGAIN, ASKED, COMING, MUST_WAIT, NEVER_FITS, NOT_SERVED, NOTHING
 
 if TYPE_CHECKING:
+    from zico.heap.evicting import Words
     from zico.heap.layout import HeapRecord
     from zico.pool.layout import Job
-
-AGAIN = -4
-COMING = -5
-NOTHING = -6
-ASKED = -7
+    from zico.pool.waits import Look
 
 REFUSED_NS = 200_000_000
 """How long another thread of the job may take to free something before a request is refused for good."""
@@ -79,94 +76,79 @@ this_thread = types.ExternalFunction("pthread_self", types.int64())
 _holds_global_lock = types.ExternalFunction("PyGILState_Check", types.int32())
 
 
-class Request(NamedTuple):
-    """A tensor without a place, and how things stood before this look for one."""
+class Tensor(NamedTuple):
+    """What a thread waits to place."""
 
-    arena: int
-    planned: int
-    size_bytes: int
-    alignment: int
-    sequence: int  # of the pool
-    now_ns: int
-    never_since_ns: int  # since when the budget has been too small for it, 0: it was not at the last look
-    asked_ns: int  # when blocked jobs were asked to evict, 0: not in this wait
+    arena: int  # where it belongs, unless the plan has a place for it
+    planned: int  # that place, or ``history.NO_PLACE``
+    size_bytes: int  # rounded up to the least alignment
+    alignment: int  # a power of two
+    need: int  # its size in the pool's regions
+
+
+class Request(NamedTuple):
+    """A tensor without a place, and how things stand at this look for one."""
+
+    tensor: Tensor
+    look: Look
     is_stuck: bool  # nobody can go on, and this job is to find a way
     is_late: bool  # the wait limit has passed, or what a signal's handler has raised is to be raised
 
 
 @compiled
 def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: int, alignment: int) -> int:
-    """Wait until there is a place for a tensor. Enters and leaves inside the heap's mutex.
-
-    Args:
-        heap: The HEAP record.
-        me: The JOB record.
-        arena: Where it belongs, unless the plan has a place for it.
-        planned: That place, or ``history.NO_PLACE``.
-        size_bytes: Rounded up to the least alignment.
-        alignment: A power of two.
+    """Wait until there is a place for a tensor (``Tensor``). Enters and leaves inside the heap's mutex.
 
     Returns:
-        An offset; ``NEVER_FITS``; ``NO_SPACE``: the real allocator is to serve it.
+        An offset; ``NEVER_FITS``; ``NOT_SERVED``.
     """
     keep_out_of_line()
     pool = pool_of(heap)
-    began_ns = still_since_ns = monotonic_ns()
-    never_since_ns = asked_ns = 0
-    before = -1
     need = (size_bytes + (1 << heap.pool_shift) - 1) >> heap.pool_shift
-    waiting.start_waiting(pool, need)
-    while True:
-        me.need = max(me.need, need)  # what was granted meanwhile was for something else
-        me.patient = 1 if me.waiting_threads == 1 and _is_patient(heap) else 0
-        backing.bring_up(heap)
-        evicting.obey(heap, me)
-        still.look_around(pool)
-        sequence = waiting.sequence_of(pool)
-        answered = heap.swap.answered
-        now_ns = monotonic_ns()
-        now = waiting.standstill(pool)
-        if now != before:
-            before = now
-            still_since_ns = now_ns
-        is_stuck = evicting.is_stuck(heap, me, now_ns - still_since_ns)
-        is_late = now_ns > began_ns + heap.wait.limit_ns or _ends_otherwise(heap)
-        request = Request(
-            arena, planned, size_bytes, alignment, sequence, now_ns, never_since_ns, asked_ns, is_stuck, is_late
-        )
-        found = why = _own_holes(heap, me, request, MUST_WAIT)
-        if why != NEVER_FITS or (heap.streams.n_deferred > 0 and not is_late):
-            never_since_ns = 0
-        elif never_since_ns == 0:
-            never_since_ns = now_ns
-        if why in (MUST_WAIT, NEVER_FITS):
-            found = _climb_down(heap, me, request, why)
-        if found == ASKED:
-            asked_ns = now_ns
-        if found in (COMING, ASKED):
-            _sleep(heap, sequence, answered)
-        elif found != AGAIN:
-            break
-    waiting.stop_waiting(pool)
+    waits.start_waiting(pool, need)
+    found = waits.wait(
+        pool, heap, Tensor(arena, planned, size_bytes, alignment, need), _begin_look, _look, evicting.sleep
+    )
+    waits.stop_waiting(pool)
     if found == NEVER_FITS and not _ends_otherwise(heap):
         refuse(me, size_bytes)
     return found
+
+
+@compiled
+def _begin_look(heap: HeapRecord, tensor: Tensor) -> Words:
+    keep_out_of_line()
+    me = job_of(heap)
+    me.patient = 1 if me.waiting_threads == 1 and _is_patient(heap) else 0
+    backing.bring_up(heap)
+    return evicting.begin_look(heap, tensor.need)
+
+
+@compiled
+def _look(heap: HeapRecord, tensor: Tensor, look: Look) -> tuple[int, bool]:
+    """Return where the tensor can be, or as the rungs do; the wait is in vain while the budget is too small."""
+    keep_out_of_line()
+    me = job_of(heap)
+    is_stuck = evicting.is_stuck(heap, me, look.still_ns)
+    is_late = look.waited_ns > heap.wait.limit_ns or _ends_otherwise(heap)
+    request = Request(tensor, look, is_stuck, is_late)
+    found = why = _own_holes(heap, me, request, MUST_WAIT)
+    is_vain = why == NEVER_FITS and not _frees_come(heap, request)
+    if why in (MUST_WAIT, NEVER_FITS):
+        found = _climb_down(heap, me, request, why)
+    return found, is_vain
+
+
+@inlined
+def _frees_come(heap: HeapRecord, request: Request) -> bool:
+    """Tell whether the device has yet to finish with tensors of the job's that are freed."""
+    return heap.streams.n_deferred > 0 and not request.is_late
 
 
 @inlined
 def _ends_otherwise(heap: HeapRecord) -> bool:
     """Tell whether something else than memory ends the wait: what a signal's handler raised, or a lost context."""
     return signals.has_raised(heap) or heap.streams.lost != 0
-
-
-@compiled
-def _sleep(heap: HeapRecord, sequence: int, answered: int) -> None:
-    """Sleep until pool or heap have changed, outside the mutex; an answer changes no word that is slept on."""
-    keep_out_of_line()
-    private_unlock(heap.mutex_address)
-    if heap.swap.answered == answered and waiting.sleep_until_change(pool_of(heap), sequence):
-        signals.handle(heap)
-    private_lock(heap.mutex_address)
 
 
 @compiled
@@ -225,12 +207,14 @@ def _own_holes(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
 
     While the job waits for what it has evicted it takes nothing new.
     """
-    if not evicting.is_complete(heap, me) and request.now_ns <= heap.wait.return_until_ns:
+    if not evicting.is_complete(heap, me) and request.look.now_ns <= heap.wait.return_until_ns:
         return why
-    offset = placing.place(heap, request.arena, request.planned, request.size_bytes, request.alignment)
-    swaps = heap.swap.fd != NOBODY_TO_ASK and request.arena < SPILL
+    tensor = request.tensor
+    offset = placing.place(heap, tensor.arena, tensor.planned, tensor.size_bytes, tensor.alignment)
+    swaps = heap.swap.fd != NOBODY_TO_ASK and tensor.arena < SPILL
     if swaps and offset in (MUST_WAIT, NEVER_FITS) and _at_limit(me, offset):
-        offset = max(offset, placing.in_hole(heap, request.size_bytes, request.alignment))
+        hole = placing.in_hole(heap, tensor.size_bytes, tensor.alignment)
+        offset = hole if hole >= 0 else offset
     return offset
 
 
@@ -274,7 +258,7 @@ def _swap(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
         return NOTHING
     if heap.swap.leaving_bytes > 0 or heap.swap.answered < heap.swap.asked:
         return COMING
-    state = request.sequence + (heap.events << _EVENTS_SHIFT)
+    state = request.look.word.sequence + (heap.events << _EVENTS_SHIFT)
     if heap.swap.sequence == state:
         return NOTHING
     heap.swap.sequence = state
@@ -293,12 +277,11 @@ def _let_others_move(heap: HeapRecord, me: Job, request: Request, why: int) -> i
     A job that overflows goes on to the next rungs with that, and in the same iteration at once.
     """
     if why == NEVER_FITS:
-        frees_come = heap.streams.n_deferred > 0 and not request.is_late
-        since_ns = request.never_since_ns
+        since_ns = request.look.vain_since_ns
         overflows = heap.swap.overflows != 0
         was_sure = overflows and heap.wait.stuck_iteration == me.iteration + 1
-        is_sure = not frees_come and (was_sure or (since_ns != 0 and request.now_ns - since_ns > REFUSED_NS))
-        if not is_sure:
+        is_sure = was_sure or (since_ns != 0 and request.look.now_ns - since_ns > REFUSED_NS)
+        if _frees_come(heap, request) or not is_sure:
             return COMING
         return NOTHING if overflows else NEVER_FITS
     return NOTHING if request.is_stuck or request.is_late else COMING
@@ -310,7 +293,8 @@ def _do_without(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  
     keep_out_of_line()
     if request.is_stuck and heap.backing.entered != 0:
         heap.wait.frugal = 1
-        offset = placing.place(heap, request.arena, request.planned, request.size_bytes, request.alignment)
+        tensor = request.tensor
+        offset = placing.place(heap, tensor.arena, tensor.planned, tensor.size_bytes, tensor.alignment)
         heap.wait.frugal = 0
         if offset >= 0:
             evicting.note_stuck(heap, me)  # its next tensors need not find that out again
@@ -327,26 +311,25 @@ def _ask_others(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     keep_out_of_line()
     if request.is_late or _at_limit(me, why):
         return NOTHING
-    answer = waiting.ask_to_evict(pool_of(heap), request.sequence)
-    if answer == waiting.ASKED:
+    answer = waits.ask_to_evict(pool_of(heap), request.look.word.sequence)
+    if answer == ASKED:
         _note_stall(heap, me)
-        return ASKED
-    if answer == waiting.NOBODY_CAN:
-        return NOTHING
-    if request.asked_ns == 0:
+    if answer != COMING:
+        return answer
+    if request.look.asked_ns == 0:
         return ASKED  # by another job or thread
-    return COMING if request.now_ns - request.asked_ns <= waiting.STUCK_NS else NOTHING
+    return COMING if request.look.now_ns - request.look.asked_ns <= waits.STUCK_NS else NOTHING
 
 
 @compiled
 def _spill(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
-    """Put the tensor into the next tier; returns an offset, ``NEVER_FITS`` or ``NO_SPACE``."""
+    """Put the tensor into the next tier; returns an offset, ``NEVER_FITS`` or ``NOT_SERVED``."""
     keep_out_of_line()
     _note_stall(heap, me)
     if heap.swap.overflows != 0 and _at_limit(me, why):
-        _begin_to_swap(heap, me, request.size_bytes)
-    offset = placing.place(heap, SPILL, history.NO_PLACE, request.size_bytes, request.alignment)
-    return offset if offset >= 0 or (offset == NO_SPACE and why != NEVER_FITS) else NEVER_FITS
+        _begin_to_swap(heap, me, request.tensor.size_bytes)
+    offset = placing.place(heap, SPILL, history.NO_PLACE, request.tensor.size_bytes, request.tensor.alignment)
+    return offset if offset >= 0 or (offset == NOT_SERVED and why != NEVER_FITS) else NEVER_FITS
 
 
 @compiled
@@ -362,5 +345,5 @@ def _begin_to_swap(heap: HeapRecord, me: Job, size_bytes: int) -> None:
 def _note_stall(heap: HeapRecord, me: Job) -> None:
     """Remember that nobody could go on in this iteration: the job is then quick to find a way."""
     keep_out_of_line()
-    waiting.note_stall(pool_of(heap))
+    waits.note_stall(pool_of(heap))
     evicting.note_stuck(heap, me)

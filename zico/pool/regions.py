@@ -71,6 +71,7 @@ from zico.pool.layout import (
     yields_at_boundary,
 )
 from zico.pool.mutex import append, free_with_pages, give_to, lock, unlink, unlock
+from zico.pool.results import BEHIND, GRANTED, MUST_WAIT, NEVER_FITS, NOT_SERVED
 from zico.trace import profile
 
 if TYPE_CHECKING:
@@ -270,12 +271,6 @@ def may_grant(pool: Member, me: Job, n: int) -> bool:
     return stays_safe(pool, pool.job, n, claim)
 
 
-GRANTED = 0
-WAIT = 1
-NEVER = 2
-GONE = 3
-BEHIND = 4
-
 HOST_SLOT = 0
 """Where no device works behind the processor's back, everything is on one timeline."""
 
@@ -304,19 +299,19 @@ def acquire(pool: Member, wanted: Array, n: int, slot: int) -> int:
 
     Returns:
         ``GRANTED``; ``BEHIND``: granted, but the stream must wait before it touches them, for each
-        of the ``n_waits`` pairs in the member record; ``WAIT``: ask again when the table has
-        changed; ``NEVER``: the job would hold more than it could have held at any time since it
-        joined; ``GONE``: the job has left and gets nothing more.
+        of the ``n_waits`` pairs in the member record; ``MUST_WAIT``: ask again when the table has
+        changed; ``NEVER_FITS``: the job would hold more than it could have held at any time since it
+        joined; ``NOT_SERVED``: the job has left and gets nothing more.
     """
     me = job_at(pool, pool.job)
     lock(pool)
     if me.state == LEAVING:
-        status = GONE
+        status = NOT_SERVED
     elif me.held + n > me.promised:
-        status = NEVER
+        status = NEVER_FITS
     else:
         me.over = me.held + n > cap_of(pool, me)
-        status = WAIT
+        status = MUST_WAIT
         if me.over == 0 and may_grant(pool, me, n):
             status = _take(pool, wanted, n, slot)
     unlock(pool)
@@ -371,8 +366,8 @@ def _take(pool: Member, wanted: Array, n: int, slot: int) -> int:
     status = GRANTED
     if missing > 0:  # free by number, but the device still uses some
         status = _take_behind(pool, wanted, n, missing, slot)
-        if status == WAIT:
-            return WAIT
+        if status == MUST_WAIT:
+            return MUST_WAIT
     me = job_at(pool, pool.job)
     me.held += n
     me.peak_held = max(me.peak_held, me.held)
@@ -422,7 +417,7 @@ def _take_behind(pool: Member, wanted: Array, n: int, missing: int, slot: int) -
             r = after
     if missing > 0:
         _untake(header, regions, wanted, n)
-        return WAIT
+        return MUST_WAIT
     for i in range(n):
         _demand_wait(pool, regions[wanted[i]].fence, slot)
     return BEHIND

@@ -19,7 +19,7 @@ from zico.base.processes import pid_namespace, started_at
 from zico.base.units import format_bytes
 from zico.device.api import close_descriptors
 from zico.device.host import HostDriver
-from zico.pool import deaths, layout, mutex, still, waiting
+from zico.pool import boundaries, deaths, layout, mutex, still
 from zico.pool import regions as budgets
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NO_PAGES, NOBODY, REGION, JobState, Paused
 from zico.pool.living import hold_life
@@ -395,15 +395,15 @@ class PoolTable:
 
     def admit(self, job: int) -> bool:
         """Let a job at its boundary and its group start, unless claims forbid it; tells whether it has started."""
-        return bool(waiting.admit(self.member[0], job))
+        return bool(boundaries.admit(self.member[0], job))
 
     def pause(self, job: int, *, move: bool) -> None:
         """Keep a job at its next boundary until ``resume``; ``move``: what it holds there leaves the budget."""
-        waiting.pause(self.member[0], job, int(Paused.MOVES if move else Paused.STAYS))
+        boundaries.pause(self.member[0], job, int(Paused.MOVES if move else Paused.STAYS))
 
     def resume(self, job: int) -> None:
         """Let a paused job go on as any other."""
-        waiting.resume(self.member[0], job)
+        boundaries.resume(self.member[0], job)
 
     def claim(self, job: int) -> int:
         """Return the most regions that a job may still come to hold in its iteration; no lock, for reports."""
@@ -411,11 +411,11 @@ class PoolTable:
 
     def join_group(self, group: int) -> None:
         """Make this process's job a rank of a group: any number that its ranks alone have, 0: of none."""
-        waiting.join_group(self.member[0], group)
+        boundaries.join_group(self.member[0], group)
 
     def set_gate(self, until_ns: int) -> None:
         """Keep this process's job, a rank, at its boundary until a time of the monotonic clock; 0: no longer."""
-        waiting.set_gate(self.member[0], until_ns)
+        boundaries.set_gate(self.member[0], until_ns)
 
     def set_waits_for(self, job: int, mask: int) -> None:
         """Write down whom a job at its boundary waits for, bit j for job j."""

@@ -48,7 +48,7 @@ from zico.heap.layout import GUARD, HEAP, job_of, pool_of, slot_at, slots_of, wa
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE, has_passed
 from zico.pool.layout import NOBODY
-from zico.pool.regions import BEHIND, GRANTED, NEVER, WAIT
+from zico.pool.results import BEHIND, GRANTED, MUST_WAIT, NEVER_FITS
 
 if TYPE_CHECKING:
     from zico.base.records import Records
@@ -176,12 +176,12 @@ def _prepare(heap: HeapRecord, first: int, last: int, status: int) -> int:
     """Map, put the waits on the stream that the grant demands, and behind them the scrubbing."""
     slot = slot_at(heap, first << heap.region_shift)
     if not _may_be_mapped(heap, first, last):
-        return WAIT
+        return MUST_WAIT
     if not map_slots(heap, first, last) or (status == BEHIND and not streams.obey(heap, slot)):
-        return NEVER
+        return NEVER_FITS
     if heap.scrubbing.address != 0 and not _scrub(heap, first, last, slot):
         streams.synchronize(heap)  # scrubbing that is on the stream must not come to the regions' next owners
-        return NEVER
+        return NEVER_FITS
     return GRANTED
 
 
@@ -190,8 +190,8 @@ def ready(heap_address: int, first: int, last: int, n: int, status: int) -> int:
     """Make the ``n`` regions that were granted for a run of slots ready to be used by the slots' stream.
 
     Returns:
-        ``GRANTED``; or, with the regions back in the pool, ``WAIT``: this process's device work may
-        still use what is mapped in one of the slots; ``NEVER``: the device has refused something.
+        ``GRANTED``; or, with the regions back in the pool, ``MUST_WAIT``: this process's device work may
+        still use what is mapped in one of the slots; ``NEVER_FITS``: the device has refused something.
     """
     heap = record_at(heap_address, HEAP)
     status = _prepare(heap, first, last, status)
@@ -270,7 +270,7 @@ def overflow(heap_address: int, first: int, last: int) -> int:
     """Put pinned memory behind the slots of a run that have nothing; all or nothing.
 
     Returns:
-        ``GRANTED``; ``NEVER``: there is no room, or the driver has refused.
+        ``GRANTED``; ``NEVER_FITS``: there is no room, or the driver has refused.
     """
     heap = record_at(heap_address, HEAP)
     slots = slots_of(heap)
@@ -278,13 +278,13 @@ def overflow(heap_address: int, first: int, last: int) -> int:
     for slot in range(first, last + 1):
         n += int(slots[slot].mapped == NOBODY)
     if n > evicting.room(heap, job_of(heap)):
-        return NEVER
+        return NEVER_FITS
     for slot in range(first, last + 1):
         if slots[slot].mapped == NOBODY and not _map(heap, slot):
             for other in range(first, last + 1):
                 if slots[other].live == 0:
                     _unmap_pinned(heap, other)
-            return NEVER
+            return NEVER_FITS
     return GRANTED
 
 

@@ -37,11 +37,12 @@ from typing import TYPE_CHECKING
 from zico.base.compiled import call, compiled, entry, keep_out_of_line
 from zico.base.libc import private_lock, private_unlock
 from zico.heap import backing, free_list
-from zico.heap.allocator import LARGEST, OUT_OF_MEMORY
+from zico.heap.allocator import LARGEST
 from zico.heap.cuda import graph_pools, on_stream, streams
 from zico.heap.layout import CELL_STEP_BYTES, HEAP, PIECE, job_of
 from zico.heap.reclaim import this_thread
 from zico.pool.layout import NOBODY
+from zico.pool.results import NEVER_FITS, NOTHING
 
 if TYPE_CHECKING:
     from zico.base.records import Records
@@ -142,7 +143,7 @@ def _release(heap: HeapRecord, graph_pool: int) -> None:
     keep_out_of_line()
     if graph_pools.leave(heap, graph_pool):
         segment = graph_pools.take_segment(heap, graph_pool)
-        while segment != graph_pools.NOTHING:
+        while segment != NOTHING:
             on_stream.free_segment(heap, job_of(heap), segment)
             segment = graph_pools.take_segment(heap, graph_pool)
 
@@ -176,9 +177,9 @@ def allocate(heap: HeapRecord, size_bytes: int, stream: int) -> int:
     private_lock(heap.mutex_address)
     captures = _takes_part(heap, stream)
     rounded = free_list.align_up(min(size_bytes, LARGEST), CELL_STEP_BYTES)
-    offset = graph_pools.take(heap, stream, rounded) if captures else graph_pools.NOTHING
+    offset = graph_pools.take(heap, stream, rounded) if captures else NOTHING
     private_unlock(heap.mutex_address)
-    if offset != graph_pools.NOTHING:
+    if offset != NOTHING:
         address = heap.base + offset
     elif captures:
         address = _grow(heap, rounded, stream)
@@ -203,7 +204,7 @@ def _adopt(heap: HeapRecord, address: int) -> int:
     private_lock(heap.mutex_address)
     lives = graph_pools.lives(heap, address - heap.base)
     private_unlock(heap.mutex_address)
-    return address if lives else OUT_OF_MEMORY
+    return address if lives else NEVER_FITS
 
 
 @compiled
@@ -221,9 +222,9 @@ def _grow(heap: HeapRecord, size_bytes: int, stream: int) -> int:
     keep_out_of_line()
     segment_bytes = free_list.align_up(size_bytes, SEGMENT_BYTES)
     address = on_stream.allocate_on(heap, segment_bytes, heap.captures.stream)
-    if address <= 0:
+    if address < 0:
         return address
-    offset = graph_pools.NOTHING
+    offset = NOTHING
     private_lock(heap.mutex_address)
     arguments = (heap.streams.context_address, heap.captures.stream)
     status = call(heap.captures.synchronize_stream_address, arguments) & _STATUS
@@ -233,9 +234,9 @@ def _grow(heap: HeapRecord, size_bytes: int, stream: int) -> int:
         on_stream.hide_segment(heap, address - heap.base)
         offset = graph_pools.take(heap, stream, size_bytes)
     private_unlock(heap.mutex_address)
-    if offset == graph_pools.NOTHING:
+    if offset == NOTHING:
         on_stream.free_on(heap, address, heap.captures.stream)
-        return OUT_OF_MEMORY
+        return NEVER_FITS
     return heap.base + offset
 
 

@@ -30,13 +30,11 @@ from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line
 from zico.heap import placing
 from zico.heap.layout import GRAPH_POOL, MAX_GRAPH_POOLS, MAX_PIECES, PIECE, PieceState, block_at
 from zico.pool.layout import NOBODY
+from zico.pool.results import KEPT, NOTHING
 
 if TYPE_CHECKING:
     from zico.base.records import Records
     from zico.heap.layout import GraphPool, HeapRecord, Piece
-
-NOTHING = -1
-KEPT = -2
 
 _FREE = int(PieceState.FREE)
 _LIVES = int(PieceState.LIVES)

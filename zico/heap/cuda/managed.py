@@ -50,7 +50,7 @@ from zico.offload.residency import release as end_hold
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE, issued_of, pair_of
 from zico.pool.layout import NOBODY, cap_of, header_of
-from zico.pool.regions import BEHIND, GRANTED, WAIT
+from zico.pool.results import BEHIND, GRANTED, MUST_WAIT
 from zico.trace import profile
 
 if TYPE_CHECKING:
@@ -382,7 +382,7 @@ def _acquire_one(heap: HeapRecord, managed: ManagedRecord) -> int:
     if status == BEHIND:
         streams.drop_waits(heap)
         regions.give_back_unused(pool, wanted, 1)
-        return WAIT
+        return MUST_WAIT
     if status == GRANTED:
         array_at(managed.held_address, managed.n_regions, _I4)[managed.n_held] = wanted[0]
         managed.n_held += 1
@@ -406,7 +406,7 @@ def back(heap_address: int, first: int, last: int, n: int) -> int:
         status = _acquire_one(heap, managed)
     if me.held == 0:
         managed.live -= n
-        return WAIT if status == GRANTED else status
+        return MUST_WAIT if status == GRANTED else status
     profile.raise_to(me.current, me.held)
     for slot in range(first, last + 1):
         if slots_of(heap)[slot].live == 0:

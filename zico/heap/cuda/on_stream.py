@@ -43,13 +43,13 @@ from zico.heap.layout import (
     slot_at,
     tick,
 )
-from zico.heap.placing import MUST_WAIT, NEVER_FITS
-from zico.pool import waiting
+from zico.pool import waits
 from zico.pool.deaths import reap_dead
 from zico.pool.fences import NO_FENCE, at, counters_of, fence_of, has_passed, issued_of, pair_of, slot_in, value_in
 from zico.pool.layout import NOBODY, STREAMS, header_of
 from zico.pool.living import broker_is_gone
 from zico.pool.mutex import lock, unlock
+from zico.pool.results import KEPT, MUST_WAIT, NEVER_FITS, NOTHING
 from zico.trace import ring
 from zico.trace.events import NO_NAME
 
@@ -311,12 +311,12 @@ def _serve_cell(heap: HeapRecord, me: Job, slot: int, size_bytes: int) -> int:
     """Find room for a small tensor on a stream; returns as ``serve``."""
     size_class = slab.class_of(size_bytes)
     offset = slab.take(heap, slot, size_class)
-    number = slab.claim(heap) if offset == slab.NOTHING else NOBODY
-    if offset == slab.NOTHING and number == NOBODY:
+    number = slab.claim(heap) if offset == NOTHING else NOBODY
+    if offset == NOTHING and number == NOBODY:
         return _serve_block(heap, me, slot, size_bytes)
     tick(heap, me)
     me.requested_bytes += size_bytes
-    if offset == slab.NOTHING:
+    if offset == NOTHING:
         offset = _cut(heap, me, number, slot, size_class)
     if offset >= 0:
         count(heap, me, offset, size_bytes, slab.bytes_of(size_class))
@@ -332,14 +332,14 @@ def _cut(heap: HeapRecord, me: Job, number: int, slot: int, size_class: int) -> 
     if chunk in (MUST_WAIT, NEVER_FITS):
         hand_over(heap)  # a cell behind other streams' work is better than one that this thread waits for
         offset = slab.take(heap, slot, size_class)
-        if offset != slab.NOTHING:
+        if offset != NOTHING:
             slab.disclaim(heap, number)
             return offset
         chunk = reclaim.find_place(heap, me, arena, history.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
     if chunk < 0:
         slab.disclaim(heap, number)
         offset = slab.take(heap, slot, size_class)
-        return offset if offset != slab.NOTHING else chunk
+        return offset if offset != NOTHING else chunk
     placing.enter(heap, chunk, CHUNK_BYTES, me.iteration, NOBODY, NOBODY)
     block_at(heap, chunk).number = NO_TENSOR
     slab.adopt(heap, number, chunk, slot, size_class)
@@ -385,9 +385,9 @@ def _give_piece(heap: HeapRecord, me: Job, offset: int) -> None:
     """Free a tensor of a graph's memory, if one begins at an offset."""
     keep_out_of_line()
     segment = graph_pools.give(heap, offset)
-    if segment == graph_pools.NOTHING:
+    if segment == NOTHING:
         heap.bad_frees += 1
-    elif segment != graph_pools.KEPT:
+    elif segment != KEPT:
         free_segment(heap, me, segment)
 
 
@@ -516,7 +516,7 @@ def progress_thread(heap: HeapRecord) -> None:
         word = header_of(pool_of(heap)).marks_asked
         mark_for_others(heap)
         look_after_waits(heap)
-        waiting.sleep_until_marks_are_asked(pool_of(heap), word)
+        waits.sleep_until_marks_are_asked(pool_of(heap), word)
 
 
 @entry(HEAP)
@@ -527,9 +527,9 @@ def stop_progress_thread(heap: HeapRecord) -> None:
     heap.streams.has_progress_thread = 0
     private_unlock(heap.mutex_address)
     lock(pool_of(heap))
-    waiting.change_marks_asked(pool_of(heap))
+    waits.change_marks_asked(pool_of(heap))
     unlock(pool_of(heap))
-    waiting.wake_markers(pool_of(heap))
+    waits.wake_markers(pool_of(heap))
 
 
 # -- the end ---------------------------------------------------------------------------------------

@@ -18,13 +18,13 @@ from zico.heap import placing
 from zico.heap.cuda.streams import stream_at
 from zico.heap.layout import CELL_LIVES, CELL_SIZES, CELL_STEP_BYTES, CHUNK, CHUNK_BYTES, CHUNK_SHIFT, MAX_CHUNKS
 from zico.pool.layout import NOBODY
+from zico.pool.results import NOTHING
 
 if TYPE_CHECKING:
     from zico.heap.layout import Chunk, HeapRecord, Stream
 
 MOST_BYTES = CELL_SIZES[-1]
 """The largest tensor that gets a cell."""
-NOTHING = -1
 
 _CHUNK_RECORD_BYTES = CHUNK.itemsize
 _I32 = np.dtype("i4")
