@@ -186,7 +186,7 @@ def test_a_refused_grant_leaves_nothing_mapped_and_nothing_readable(
     a, b = pair
     allocator.free(a.record[0], fill(a, 0xAA))
     with Refusing(b, name, lambda number: number >= call):
-        assert allocator.allocate(b.record[0], 4 * REGION_BYTES, 64) in (0, -1)
+        assert allocator.allocate(b.record[0], 4 * REGION_BYTES, 64) < 0
     assert b.job["held"] == 0
     assert len(free_list(b.member)) == N_REGIONS
     b.check_mappings()

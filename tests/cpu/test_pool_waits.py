@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from members import HOUR_NS, acquire, check_counters, give_profile, grab, job_of, joined, make_pool, release
 from pool_model import INSIDE
 
-from zico.pool import boundaries, deaths, rules, waits
-from zico.pool.layout import CURVE_BINS, NOBODY, JobState
-from zico.pool.results import GRANTED, MUST_WAIT
+from zico.base.compiled import compiled, entry
+from zico.pool import boundaries, deaths, results, rules, waits
+from zico.pool.layout import CURVE_BINS, MEMBER, NOBODY, JobState
+from zico.pool.results import ADMITTED, AGAIN, ASKED, COMING, GRANTED, MUST_WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from zico.pool.layout import Member
     from zico.pool.table import PoolTable
+
+Array = Any
 DEADLINE_S = 20.0
 
 
@@ -28,6 +32,58 @@ def pool() -> Iterator[PoolTable]:
     """Make a pool of ten regions in which nobody starts unasked."""
     with make_pool(10, unasked=False) as pool:
         yield pool
+
+
+# -- the loop of a wait ----------------------------------------------------------------------------
+
+_STEPS = 8
+_ANSWER, _IS_VAIN, _IS_SIGNAL, _SEEN, _SLEPT = range(0, 5 * _STEPS, _STEPS)
+_WAS_VAIN, _HAS_ASKED, _INTERRUPTED = 1, 2, 4
+
+
+@compiled
+def _begin(_pool: Member, script: Array) -> Array:
+    return script
+
+
+@compiled
+def _look(_pool: Member, script: Array, look: waits.Look) -> tuple[int, bool]:
+    n = look.number
+    seen = (_WAS_VAIN if look.vain_since_ns > 0 else 0) + (_HAS_ASKED if look.asked_ns > 0 else 0)
+    script[_SEEN + n] = seen + (_INTERRUPTED if look.interrupted else 0)
+    script[_SLEPT] = n
+    return script[_ANSWER + n], script[_IS_VAIN + n] == 1
+
+
+@compiled
+def _sleep(_pool: Member, script: Array) -> bool:
+    n = script[_SLEPT]
+    script[_SLEPT + 1 + n] = 1
+    return bool(script[_IS_SIGNAL + n] == 1)
+
+
+@entry(MEMBER, ["i8"])
+def _wait(pool: Member, script: Array) -> int:
+    return waits.wait(pool, pool, script, _begin, _look, _sleep)
+
+
+def test_a_wait_looks_again_sleeps_or_ends_as_its_looks_say(pool: PoolTable) -> None:
+    """Only after COMING and ASKED a thread sleeps; each look knows what those before it have found."""
+    looks = [(AGAIN, 1, 0), (COMING, 1, 1), (ASKED, 0, 0), (AGAIN, 0, 1), (ADMITTED, 1, 0)]
+    script = np.zeros(6 * _STEPS, "i8")
+    for n, (answer, is_vain, is_signal) in enumerate(looks):
+        script[[_ANSWER + n, _IS_VAIN + n, _IS_SIGNAL + n]] = answer, is_vain, is_signal
+    with joined(pool, 1) as (member,):
+        assert _wait(member.member[0], script) == ADMITTED
+    assert script[_SLEPT + 1 :][: len(looks)].tolist() == [0, 1, 1, 0, 0]
+    seen = [0, _WAS_VAIN, _WAS_VAIN + _INTERRUPTED, _HAS_ASKED, _HAS_ASKED]
+    assert script[_SEEN:][: len(looks)].tolist() == seen
+
+
+def test_a_result_has_one_meaning() -> None:
+    """No two results are one number, and none can be taken for an offset or an index."""
+    numbers = [value for name, value in vars(results).items() if name.isupper()]
+    assert len(set(numbers)) == len(numbers) > 0 > max(numbers)
 
 
 # -- waits -----------------------------------------------------------------------------------------
