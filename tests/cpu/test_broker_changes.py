@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from members import acquire, check_counters, grab, join, make_pool, release
 
-from zico.broker import pool_manager
+from zico.broker import changes
 from zico.broker.members import Member
 from zico.broker.notes import Process
 from zico.broker.protocol import messages as m
@@ -56,29 +56,28 @@ def member(job: int, name: str) -> Member:
 def test_what_cannot_be_is_refused_in_a_sentence(pool: PoolTable, change: m.Change, reason: str) -> None:
     """Each fault has its sentence; what is not at fault has none."""
     members = [member(0, "a"), member(1, "b"), member(2, "b")]
-    assert re.search(reason, pool_manager.refusal(change, pool.header, pool.jobs, members))
+    assert re.search(reason, changes.refusal(change, pool.header, pool.jobs, members))
     assert (
-        pool_manager.refusal(m.Change(budget_bytes=REGIONS * PAGE, job="b", slo=None), pool.header, pool.jobs, members)
-        == ""
+        changes.refusal(m.Change(budget_bytes=REGIONS * PAGE, job="b", slo=None), pool.header, pool.jobs, members) == ""
     )
 
 
 def test_shares_that_contradict_each_other_are_refused(pool: PoolTable) -> None:
     """A guarantee below somebody of higher priority who is owed nothing could not be kept."""
     members = [member(0, "a"), member(1, "b")]
-    pool_manager.carry_out(m.Change(job="a", priority=1), pool, members)
-    assert "guaranteed" in pool_manager.refusal(m.Change(job="b", slo=0.1), pool.header, pool.jobs, members)
-    assert pool_manager.refusal(m.Change(job="b", slo=0.1, priority=1), pool.header, pool.jobs, members) == ""
+    changes.carry_out(m.Change(job="a", priority=1), pool, members)
+    assert "guaranteed" in changes.refusal(m.Change(job="b", slo=0.1), pool.header, pool.jobs, members)
+    assert changes.refusal(m.Change(job="b", slo=0.1, priority=1), pool.header, pool.jobs, members) == ""
     several = [member(0, "a"), dataclasses.replace(member(1, "b"), pid=7), member(2, "b")]
-    pool_manager.carry_out(m.Change(job="a", priority=1), pool, several)
-    assert "guaranteed" in pool_manager.refusal(m.Change(job="b", pid=7, slo=0.1), pool.header, pool.jobs, several)
+    changes.carry_out(m.Change(job="a", priority=1), pool, several)
+    assert "guaranteed" in changes.refusal(m.Change(job="b", pid=7, slo=0.1), pool.header, pool.jobs, several)
 
 
 def test_every_process_of_a_name_changes_and_what_is_left_out_stays(pool: PoolTable) -> None:
     """A change of one figure leaves the others, and jobs of other names, as they are."""
     members = [member(0, "a"), member(1, "b"), member(2, "b")]
-    pool_manager.carry_out(m.Change(job="b", weight=2.0, slo=0.1), pool, members)
-    pool_manager.carry_out(m.Change(job="b", priority=-4, slo=None, limit_bytes=3 * PAGE), pool, members)
+    changes.carry_out(m.Change(job="b", weight=2.0, slo=0.1), pool, members)
+    changes.carry_out(m.Change(job="b", priority=-4, slo=None, limit_bytes=3 * PAGE), pool, members)
     assert [one.share for one in members] == [m.Share(), *[m.Share(weight=2.0, priority=-4)] * 2]
     assert pool.jobs["limit"][:3].tolist() == [0, 3, 3]
     assert pool.header["budget_regions"] == REGIONS
@@ -93,13 +92,13 @@ def test_a_job_is_paused_once_and_told_to_move_once(pool: PoolTable) -> None:
         )
 
         def refused(change: m.Change) -> str:
-            return pool_manager.refusal(change, pool.header, pool.jobs, members)
+            return changes.refusal(change, pool.header, pool.jobs, members)
 
         for change, again in ((pause, [pause]), (move, [pause, move]), (resume, [resume])):
             assert refused(change) == ""
-            pool_manager.carry_out(change, pool, members)
+            changes.carry_out(change, pool, members)
             assert all(refused(one) for one in again)
-        assert "zico resume a" in (pool_manager.carry_out(pause, pool, members) or refused(pause))
+        assert "zico resume a" in (changes.carry_out(pause, pool, members) or refused(pause))
         pool.header["on_timeline"] = 1
         assert "on a GPU" in refused(move)
         assert pool.jobs["paused"][:2].tolist() == [1, 0]
@@ -111,7 +110,7 @@ def test_a_job_is_paused_with_the_ranks_of_its_group(pool: PoolTable) -> None:
     """They begin iterations together."""
     with join(pool), join(pool), join(pool):
         pool.jobs["group"][:2] = 7
-        pool_manager.carry_out(m.Change(job="a", paused=True), pool, [member(i, "abc"[i]) for i in range(3)])
+        changes.carry_out(m.Change(job="a", paused=True), pool, [member(i, "abc"[i]) for i in range(3)])
         assert pool.jobs["paused"][:3].tolist() == [1, 1, 0]
 
 
@@ -121,9 +120,9 @@ def test_one_process_of_a_name_is_meant_by_its_number(pool: PoolTable) -> None:
         members = [dataclasses.replace(member(place, "a"), pid=100 + place) for place in range(3)]
 
         def made(change: m.Change) -> int:
-            assert pool_manager.refusal(change, pool.header, pool.jobs, members) == ""
-            pool_manager.carry_out(change, pool, members)
-            return pool_manager.concerned(change, pool.jobs, members)
+            assert changes.refusal(change, pool.header, pool.jobs, members) == ""
+            changes.carry_out(change, pool, members)
+            return changes.concerned(change, pool.jobs, members)
 
         assert made(m.Change(job="a", pid=101, limit_bytes=3 * PAGE, weight=2.0)) == 1
         assert made(m.Change(job="a", pid=101, paused=True)) == 1
@@ -131,7 +130,7 @@ def test_one_process_of_a_name_is_meant_by_its_number(pool: PoolTable) -> None:
         assert pool.jobs["paused"][:3].tolist() == [0, 1, 0]
         assert [one.share.weight for one in members] == [1.0, 2.0, 1.0]
         resume = m.Change(job="a", pid=100, paused=False)
-        assert pool_manager.refusal(resume, pool.header, pool.jobs, members) == "a/100 is not paused"
+        assert changes.refusal(resume, pool.header, pool.jobs, members) == "a/100 is not paused"
         pool.jobs["group"][1:3] = 7
         assert made(m.Change(job="a", pid=102, limit_bytes=2 * PAGE)) == 1
         assert made(m.Change(job="a", pid=102, priority=1)) == 2
@@ -139,8 +138,8 @@ def test_one_process_of_a_name_is_meant_by_its_number(pool: PoolTable) -> None:
         assert pool.jobs["limit"][:3].tolist() == [0, 3, 2]
         assert [one.share.priority for one in members] == [0, 1, 1]
         assert made(m.Change(job="a", paused=False)) == made(m.Change(job="a", limit_bytes=0)) == 3
-        assert pool_manager.concerned(m.Change(budget_bytes=PAGE), pool.jobs, members) == 0
-        unknown = pool_manager.refusal(m.Change(job="a", pid=7, paused=True), pool.header, pool.jobs, members)
+        assert changes.concerned(m.Change(budget_bytes=PAGE), pool.jobs, members) == 0
+        unknown = changes.refusal(m.Change(job="a", pid=7, paused=True), pool.header, pool.jobs, members)
         assert unknown == "no process 7 of a is in the pool: zico status shows who is"
 
 
@@ -152,7 +151,7 @@ def test_a_lowered_budget_gives_memory_back_as_jobs_do(pool: PoolTable) -> None:
         pool.driver.map(window, 0, pool.memory, 0, REGIONS * PAGE)
         (memory := _bytes_at(window.handle, REGIONS * PAGE))[:] = b"x" * REGIONS * PAGE
         release(second, [yours.pop(0)])
-        pool_manager.carry_out(m.Change(budget_bytes=4 * PAGE), pool, [])
+        changes.carry_out(m.Change(budget_bytes=4 * PAGE), pool, [])
         assert pool.physical_bytes() == 7 * PAGE
         release(second, [yours.pop()])
         assert acquire(first, [NOBODY])[0] == MUST_WAIT
@@ -172,12 +171,12 @@ def test_a_lowered_budget_gives_memory_back_as_jobs_do(pool: PoolTable) -> None:
 def test_what_was_promised_waits_and_what_never_was_is_refused(pool: PoolTable) -> None:
     """A request that no budget since the job joined allows is refused; one that a lowered budget excludes waits."""
     with join(pool) as member_before:
-        pool_manager.carry_out(m.Change(budget_bytes=2 * PAGE), pool, [])
+        changes.carry_out(m.Change(budget_bytes=2 * PAGE), pool, [])
         with join(pool) as member_after:
             assert acquire(member_before, [NOBODY] * 8)[0] == MUST_WAIT
             assert acquire(member_before, [NOBODY] * 9)[0] == NEVER_FITS
             assert acquire(member_after, [NOBODY] * 3)[0] == NEVER_FITS
-            pool_manager.carry_out(m.Change(budget_bytes=3 * PAGE), pool, [])
+            changes.carry_out(m.Change(budget_bytes=3 * PAGE), pool, [])
             assert acquire(member_after, [NOBODY] * 3)[0] == GRANTED
 
 

@@ -14,19 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.broker.accounting import Ledger
+from zico.broker.accounting import Ledger, write_record
+from zico.broker.admission import RECHECK_NS, RETRY_NS, admit_all
 from zico.broker.notes import NOT_SEEN
 from zico.broker.operating_points import Savings
 from zico.broker.outside import OutsideFigures
-from zico.broker.pool_manager import (
-    RECHECK_NS,
-    RETRY_NS,
-    SAMPLE_NS,
-    TRIAL_LOOK_NS,
-    PoolManager,
-    admit_all,
-    write_record,
-)
+from zico.broker.pool_manager import SAMPLE_NS, TRIAL_LOOK_NS, PoolManager
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.speeds import Look

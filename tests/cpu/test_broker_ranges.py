@@ -21,9 +21,9 @@ from members import make_pool
 
 from zico.base.errors import BrokerError, ConfigError, LocalProtocolError, RemoteProtocolError
 from zico.broker import link, transport
-from zico.broker.accounting import Ledger
+from zico.broker.accounting import Ledger, write_record
 from zico.broker.client import BrokerClient
-from zico.broker.pool_manager import PoolManager, write_record
+from zico.broker.pool_manager import PoolManager
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.server import Server

@@ -28,7 +28,7 @@ from members import (
 )
 from threads import in_thread
 
-from zico.broker.pool_manager import admit_all
+from zico.broker.admission import admit_all
 from zico.broker.views import ProfileCache, looks_of, pool_view
 from zico.heap.layout import GRANULE_BYTES
 from zico.pool import boundaries, waits

@@ -11,7 +11,7 @@ import pytest
 from members import Tenant, check_counters, give_profile, grab, job_of, joined, make_pool, tenants
 from threads import DEADLINE_S, in_thread, until
 
-from zico.broker.pool_manager import admit_all
+from zico.broker.admission import admit_all
 from zico.broker.views import ProfileCache, pool_view
 from zico.heap import allocator
 from zico.pool import boundaries, mutex, results

@@ -1,6 +1,6 @@
 """Who the members are, what they did, and what they leave behind.
 
-The record file (``arrays``) holds, for n instants, k jobs ever seen in the order in which they
+The record file (``arrays``, ``write_record``) holds, for n instants, k jobs ever seen in the order in which they
 joined, b ends of iterations, m waits and q pairs of a wait and a job that it was for:
 
     t_s            float64 [n]      seconds since the broker began
@@ -35,6 +35,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
+import zipfile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +69,7 @@ from zico.pool.layout import JOB, JobState, refusing_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from zico.scheduler.state import PoolView
 
@@ -513,6 +516,23 @@ class Ledger:
             held_bytes=count_of(record["oom_held"], self._region_bytes),
             limit_bytes=count_of(refusing_limit(record), self._region_bytes),
         )
+
+
+def write_record(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Replace the file at ``path`` by one that holds ``arrays`` (``numpy.load`` reads it, without pickle).
+
+    Raises:
+        OSError: It cannot be written; what was at ``path`` before is still there.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(partial, "w") as archive:
+            for name, values in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    np.lib.format.write_array(file, values, allow_pickle=False)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def iterations_per_s(record: Any) -> float:  # noqa: ANN401 - a numpy record
