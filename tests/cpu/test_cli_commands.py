@@ -9,8 +9,8 @@ import pytest
 from zico.base.errors import ConfigError
 from zico.base.rundir import MAX_SOCKET_PATH_BYTES, base_directory, known_sockets, run_directory
 from zico.launch.devices import host_memory
+from zico.launch.figures import JobOutcome, Outcome
 from zico.launch.jobs import INJECT, MAX_COMMANDS, default_name, job_environment, name_commands, split_commands
-from zico.launch.supervisor import JobOutcome, Outcome
 from zico.pool.layout import MAX_JOBS, NAME_BYTES
 
 

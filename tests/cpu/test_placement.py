@@ -20,10 +20,10 @@ from zico.cli import main
 from zico.cli.room import RoomByFit
 from zico.job import joining
 from zico.launch.devices import memory_of
+from zico.launch.figures import JobOutcome, Outcome, run_report
 from zico.launch.jobs import Command, split_commands
 from zico.launch.placement import Offer, choose, largest
 from zico.launch.queue import PoolNow, Queue, Unlimited
-from zico.launch.supervisor import JobOutcome, Outcome, run_report
 from zico.launch.sweep import SweepJob
 from zico.report.files import markdown
 from zico.report.model import JobFigures, PoolFigures, RunReport

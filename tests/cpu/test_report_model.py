@@ -16,8 +16,8 @@ from zico.base.units import GIB, MIB
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.messages import JobReport, PoolReport, RefusedRequest, Report, Saving, Status, WaitKind
 from zico.cli.display import live_table, memory_bar, plain_lines
+from zico.launch.figures import JobOutcome, Outcome, run_report
 from zico.launch.jobs import split_commands
-from zico.launch.supervisor import JobOutcome, Outcome, run_report
 from zico.report.files import markdown, write_atomically
 from zico.report.model import (
     JobFigures,

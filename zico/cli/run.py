@@ -37,8 +37,9 @@ from zico.cli.sweep import (
     write_results,
     write_table_of,
 )
+from zico.launch.figures import run_report
 from zico.launch.jobs import Command, name_commands, split_commands
-from zico.launch.supervisor import run_report, supervise
+from zico.launch.supervisor import supervise
 from zico.launch.sweep_file import Sweep, SweepFile
 from zico.report.files import (
     JOBS_NAME,

@@ -16,10 +16,11 @@ from zico.base.words import is_utf8, parse_whole
 from zico.cli.daemon import tell_settings
 from zico.cli.display import Display
 from zico.cli.options import AFTER_DASHES, STDOUT, WORDS
+from zico.launch.figures import run_report
 from zico.launch.jobs import MAX_COMMANDS, Command, name_commands, split_commands
 from zico.launch.pools import Target
 from zico.launch.queue import Queue, Unlimited
-from zico.launch.supervisor import run_report, supervise
+from zico.launch.supervisor import supervise
 from zico.launch.sweep import MAX_JOBS, grid_jobs, parse_grids, read_jobs_file
 from zico.launch.sweep_file import Sweep, SweepFile
 from zico.report.files import RECORD_NAME, of_device, write_atomically
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
     from zico.base.settings import Settings
     from zico.cli.daemon import Found
+    from zico.launch.figures import Outcome
     from zico.launch.queue import Room
-    from zico.launch.supervisor import Outcome
     from zico.launch.sweep import SweepJob
     from zico.report.model import RunReport
 

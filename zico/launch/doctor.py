@@ -23,10 +23,11 @@ from zico.base.settings import HOST, PLAN_VARIABLE, kind_of
 from zico.base.units import format_bytes
 from zico.broker.devices import devices_here, has_usable_driver
 from zico.broker.outside import use_now
+from zico.launch.figures import run_report
 from zico.launch.jobs import Command, job_environment
 from zico.launch.outsiders import PYTHON, blocking_flag
 from zico.launch.pools import Target
-from zico.launch.supervisor import run_report, supervise
+from zico.launch.supervisor import supervise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

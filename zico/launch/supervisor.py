@@ -17,12 +17,10 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import dataclasses
 import os
 import secrets
 import signal
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -30,217 +28,26 @@ import msgspec
 from zico.base.paths import CACHE_VARIABLE, cache_root
 from zico.base.rundir import PRIVATE_MODE, run_directory
 from zico.base.settings import STARTING_VARIABLE
-from zico.broker.protocol.messages import ProcessFigures
 from zico.launch.broker import READY_S
-from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE, Job, Listener, Stream, job_environment
+from zico.launch.figures import JobOutcome, Outcome, job_figures
+from zico.launch.jobs import Job, Listener, Stream, job_environment
 from zico.launch.outsiders import Outsiders
 from zico.launch.placement import Offer, choose
 from zico.launch.pools import Metrics, Pool
 from zico.launch.processes import readable, within
 from zico.launch.queue import PoolNow, tells_out_of_memory
+from zico.launch.signals import forwarded_to, held_back
 from zico.launch.watchdog import BEGIN_S, Watchdog, send
-from zico.report.model import (
-    JobFigures,
-    JobProgress,
-    OutsideProcess,
-    PoolFigures,
-    PoolProgress,
-    RunReport,
-    Snapshot,
-    jain_index,
-    owner_of,
-    together,
-)
+from zico.report.model import JobProgress, PoolProgress, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-    from types import FrameType
 
-    from zico.base.settings import Settings
-    from zico.broker.protocol.messages import JobReport, Outside, Report, Status
+    from zico.broker.protocol.messages import Report, Status
     from zico.launch.jobs import Command
     from zico.launch.pools import Target
     from zico.launch.queue import Queue
-
-
-# -- join what the supervisor saw of each command with the broker's figures ------------------------
-
-NEVER_JOINED = "no framework was imported"
-NEVER_ITERATED = "Zico saw no iteration end"
-NOTHING_LARGE = "all its tensors are smaller than those of the pool (64 KiB, or ZICO_THRESHOLD), and outside the budget"
-NOT_STARTED = "was not started"
-NEVER_READY = "it ended before the broker was ready"
-BROKER_GONE = "there are no figures: the broker did not answer"
-
-
-def run_report(outcome: Outcome, settings: Sequence[Settings]) -> RunReport:
-    """Return the figures of a run that has ended. The first process of a job that joined stands for the job.
-
-    Args:
-        outcome: Of the run.
-        settings: Of each of its devices.
-    """
-    first, *_ = settings
-    jobs = tuple(
-        msgspec.structs.replace(_figures_of(job, outcome), device=settings[job.pool].device.value)
-        for job in outcome.jobs
-    )
-    pools = tuple(
-        _pool_figures(report, of_one, sum(job.pool == number for job in outcome.jobs))
-        for number, (report, of_one) in enumerate(zip(outcome.reports, settings, strict=True))
-    )
-    return RunReport(
-        device=",".join(one.device.value for one in settings),
-        policy=first.policy.value,
-        budget_bytes=sum(one.budget_bytes.value for one in settings),
-        budget_origin=first.budget_bytes.origin,
-        pool=pools[0] if len(pools) == 1 else together(pools, _fairness(jobs)),
-        pools=pools,
-        jobs=jobs,
-    )
-
-
-def _figures_of(job: JobOutcome, outcome: Outcome) -> JobFigures:
-    report = outcome.reports[job.pool]
-    names = {one.command.name for one in outcome.jobs}
-    members = report.jobs if report else ()
-    its = [member for member in members if owner_of(member.name, names) == job.command.name]
-    told = [one for one in (report.outside if report else ()) if owner_of(one.name, names) == job.command.name]
-    missing = NEVER_JOINED if report else NEVER_READY if job.pool in outcome.never_ready else BROKER_GONE
-    return _job_figures(job, its, told, missing)
-
-
-def _job_figures(job: JobOutcome, members: Sequence[JobReport], told: Sequence[Outside], missing: str) -> JobFigures:
-    name, command = job.command.name, job.command.text
-    outside = tuple(_outside(job.outside, told, {member.pid for member in members}))
-    if not members:
-        not_started = job.wall_s == 0.0 and job.exit_code in {NOT_FOUND_CODE, NOT_EXECUTABLE_CODE}
-        if job.loaded and missing == NEVER_JOINED:
-            missing = f"{job.loaded} was imported, but no process joined the pool"
-        note = NOT_STARTED if not_started else outside[0].text if outside else missing
-        return JobFigures(
-            name=name, command=command, exit_code=job.exit_code, wall_s=job.wall_s, note=note, outside=outside
-        )
-    first, *others = members
-    return JobFigures(
-        **_figures(first) | {"name": name},
-        command=command,
-        exit_code=job.exit_code,
-        wall_s=job.wall_s,
-        weight=first.share.weight,
-        priority=first.share.priority,
-        slo=first.share.slo,
-        outside=outside,
-        note=_note(first, outside),
-        other_processes=tuple(
-            ProcessFigures(**_figures(other) | {"name": f"{name}.{number}"}) for number, other in enumerate(others, 2)
-        ),
-    )
-
-
-def _note(first: JobReport, outside: Sequence[OutsideProcess]) -> str:
-    """Return why figures of a job are zero that joined."""
-    shares_nothing = first.oom is not None or any(one.pid == first.pid for one in outside)
-    nothing_large = not first.requested_bytes and not shares_nothing
-    return ", and ".join([*([] if first.iterations else [NEVER_ITERATED]), *([NOTHING_LARGE] if nothing_large else [])])
-
-
-def _outside(
-    seen: Sequence[OutsideProcess], told: Sequence[Outside], members: Collection[int]
-) -> Iterator[OutsideProcess]:
-    """Yield the processes that were seen outside and those that told so themselves, each once for each framework."""
-    memory_bytes = {one.pid: one.memory_bytes for one in seen}
-    for one in told:
-        yield OutsideProcess(
-            pid=one.pid, framework=one.framework, reason=one.reason, memory_bytes=memory_bytes.get(one.pid, 0)
-        )
-    known = {one.pid for one in told} | set(members)
-    yield from (one for one in seen if one.pid not in known)
-
-
-def _figures(member: JobReport) -> dict[str, Any]:
-    """Return what a run's report tells of a member as the broker tells it."""
-    return {field: getattr(member, field) for field in ProcessFigures.__struct_fields__}
-
-
-def _pool_figures(report: Report | None, settings: Settings, n_jobs: int) -> PoolFigures:
-    where = PoolFigures(
-        device=settings.device.value,
-        policy=settings.policy.value,
-        budget_bytes=settings.budget_bytes.value,
-        budget_origin=settings.budget_bytes.origin,
-        n_jobs=n_jobs,
-        region_bytes=settings.region_bytes.value,
-    )
-    if report is None:
-        return where
-    return msgspec.structs.replace(
-        where,
-        **msgspec.structs.asdict(report.pool),
-        sum_of_job_peaks_bytes=sum(member.peak_bytes for member in report.jobs),
-        jain_index=_fairness(report.jobs),
-    )
-
-
-def _fairness(members: Sequence[ProcessFigures]) -> float | msgspec.UnsetType:
-    shares = [member.normalised for member in members]
-    known = [share for share in shares if isinstance(share, float)]
-    return jain_index(known) if known and len(known) == len(shares) else msgspec.UNSET
-
-
-# -- signals as events of the running loop, put back as they were afterwards -----------------------
-
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-MAX_UNHEARD = 2
-"""More signals than this while the loop does not run (a blocked terminal, say) break it by ``KeyboardInterrupt``."""
-
-
-@contextmanager
-def held_back() -> Iterator[set[int]]:
-    """Hold signals back while the loop begins or ends, which they would break; gives the mask from before."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    try:
-        yield before
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def forwarded_to(heard: Callable[[signal.Signals], None], mask: set[int]) -> Iterator[None]:
-    """Call ``heard`` in the running loop for each signal; those that are ignored stay so (``nohup``).
-
-    ``mask`` holds meanwhile: signals that were held back come now.
-    SIGCHLD gets its default, for jobs, too: whoever ignores it cannot wait for children.
-    """
-    loop = asyncio.get_running_loop()
-    unheard = 0
-
-    def deliver(signum: signal.Signals) -> None:
-        nonlocal unheard
-        unheard -= 1
-        heard(signum)
-
-    def caught(number: int, _frame: FrameType | None) -> None:
-        nonlocal unheard
-        unheard += 1
-        if unheard > MAX_UNHEARD:
-            raise KeyboardInterrupt
-        loop.call_soon_threadsafe(deliver, signal.Signals(number))
-
-    heeded = [signum for signum in FORWARDED if signal.getsignal(signum) is not signal.SIG_IGN]
-    before = {signum: signal.signal(signum, caught) for signum in heeded}
-    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    held = signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-# --------------------------------------------------------------------------------------------------
 
 TICK_S = 0.25
 LOOK_S = 2.0
@@ -248,42 +55,6 @@ LOOK_S = 2.0
 _MAY_PAGE = ("page", "auto")
 TERM_S = 2.0
 """How long a job may take after the SIGTERM that follows an unheeded SIGINT."""
-
-
-@dataclasses.dataclass(frozen=True)
-class JobOutcome:
-    """How one command ended."""
-
-    command: Command
-    exit_code: int
-    wall_s: float
-    ended_s: float
-    """On the monotonic clock."""
-    pool: int = 0
-    """The number of the device on which it ran."""
-    outside: tuple[OutsideProcess, ...] = ()
-    """Its processes that were seen outside the pool."""
-    loaded: str = ""
-    """The frameworks that a process of it has loaded."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How a run ended."""
-
-    jobs: tuple[JobOutcome, ...]
-    reports: tuple[Report | None, ...]
-    """The figures of each device's broker; ``None`` if it had ended before, or was not ready."""
-    signum: int = 0
-    """The signal that ended the run; 0: none did."""
-    never_ready: frozenset[int] = frozenset()
-    """The numbers of the devices whose brokers were not ready before all jobs had ended."""
-
-    @property
-    def exit_code(self) -> int:
-        """Return 0 if every job's is, else that of the job which failed first."""
-        failed = [job for job in self.jobs if job.exit_code != 0]
-        return min(failed, key=lambda job: job.ended_s).exit_code if failed else 0
 
 
 def supervise(
@@ -488,10 +259,8 @@ class Supervisor:
         if self._signal is not None:
             return
         names = {one.command.name for one in self._jobs}
-        members = [one for one in report.jobs if owner_of(one.name, names) == job.command.name] if report else []
-        told = [one for one in (report.outside if report else ()) if owner_of(one.name, names) == job.command.name]
-        missing = NEVER_JOINED if report else BROKER_GONE if pool.broker.is_ready else NEVER_READY
-        figures = msgspec.structs.replace(_job_figures(self._outcome(job), members, told, missing), device=pool.device)
+        figures = job_figures(self._outcome(job), report, names, was_ready=pool.broker.is_ready)
+        figures = msgspec.structs.replace(figures, device=pool.device)
         result = queue.ended(figures, told_out_of_memory=job.command.name in self._out_of_memory)
         if result.again:
             self._listener.problem(f"{result.name} ran out of memory: it runs again, alone, after all others")
