@@ -135,7 +135,7 @@ for line in sys.stdin:
     command, *numbers = line.split()
     if command == "hold":
         wanted = np.full(int(numbers[0]), -1, np.int32)
-        say("held", regions.try_acquire(me, wanted, len(wanted)))
+        say("held", int(regions.try_acquire(me, wanted, len(wanted)) == results.GRANTED))
     elif command == "iterate":
         if not boundaries.finish_iteration(me, 0):
             say("boundary")
@@ -165,7 +165,7 @@ def job(broker: Broker, name: str, hold: int = 0) -> Iterator[subprocess.Popen[s
         assert read_line(process).startswith("joined")
         if hold:
             tell(process, f"hold {hold}")
-            assert read_line(process) == "held 0"
+            assert read_line(process) == "held 1"
         yield process
     finally:
         kill(process)

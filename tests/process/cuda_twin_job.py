@@ -11,7 +11,7 @@ import numpy as np
 
 from zico.broker.client import BrokerClient
 from zico.device.cuda import bindings
-from zico.pool import regions
+from zico.pool import regions, results
 
 
 class Job:
@@ -46,9 +46,9 @@ class Job:
         return str(int.from_bytes(bindings.default_api().read(self._address(region), 8), "little"))
 
     def hold(self, count: int) -> str:
-        """Acquire regions; 0 is success."""
+        """Acquire regions; 1 is success."""
         wanted = np.full(count, -1, np.int32)
-        return str(regions.try_acquire(self._pool.member[0], wanted, count))
+        return str(int(regions.try_acquire(self._pool.member[0], wanted, count) == results.GRANTED))
 
     def leave(self) -> str:
         """Close the connection and live on."""

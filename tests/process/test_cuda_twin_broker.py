@@ -94,7 +94,7 @@ def test_status_and_limits_are_the_devices(broker: Broker) -> None:
 def test_a_killed_jobs_regions_come_back_within_a_second(broker: Broker) -> None:
     """Invariant 5: what a killed job held on the device is free again as soon as its process is gone."""
     with broker.job("victim") as (victim, _):
-        assert victim.ask("hold 7") == "0"
+        assert victim.ask("hold 7") == "1"
         assert broker.client.status().granted_bytes == 7 * REGION_BYTES
         victim.process.kill()
         assert broker.status(lambda status: not status.jobs, within_s=1).granted_bytes == 0
@@ -103,7 +103,7 @@ def test_a_killed_jobs_regions_come_back_within_a_second(broker: Broker) -> None
 def test_regions_do_not_come_back_while_the_process_lives(broker: Broker) -> None:
     """A closed connection ends no device work, so the regions stay granted until the process is gone."""
     with broker.job("a") as (job, _):
-        assert job.ask("hold 3") == "0"
+        assert job.ask("hold 3") == "1"
         assert job.ask("leave") == "left"
         status = broker.status(lambda status: status.jobs[0].state == "leaving", within_s=5)
         assert status.granted_bytes == 3 * REGION_BYTES
