@@ -358,7 +358,7 @@ def test_jobs_whose_times_vary_more_get_another_plan() -> None:
 
 
 def crowd(waited_ns: int) -> PoolView:
-    """Return three jobs that yield what they keep: one inside, two that wait, the last for longer and for everything."""
+    """Return three jobs that yield what they keep: one inside, two that wait, the last longer and for everything."""
     view = view_of([triangle(60, kept=2), triangle(60, kept=2), triangle(80, kept=2)], 80)
     view = running(dataclasses.replace(view, now_ns=waited_ns + MS), by_claims(), since_ns=50 * MS)
     since_ns = (0, view.now_ns - 10 * MS, MS)

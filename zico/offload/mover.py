@@ -4,9 +4,9 @@ Theory of operation
     What can be swapped is memory that nobody reaches for between two uses (``Idle``).
 
     What leaves is copied while it lies still: nobody but the mover can reach it
-    (``Idle.address_if_idle``). So the copy cannot be torn, and whoever needs the memory before it has gone simply keeps it. It is
-    freed by the thread that copied it, at once. What comes back is copied into memory that nobody
-    sees until it is complete.
+    (``Idle.address_if_idle``). So the copy cannot be torn, and whoever needs the memory before it
+    has gone simply keeps it. It is freed by the thread that copied it, at once. What comes back is
+    copied into memory that nobody sees until it is complete.
 
 Guarantees
     A contents is always whole in one place: the memory is freed only when the tier has all of it,
