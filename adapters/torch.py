@@ -17,7 +17,7 @@ from zico.base.saying import inform
 from zico.heap.layout import Attached
 from zico.job import joining, session
 from zico.job.autoload import complain
-from zico.offload.state_return import Resting
+from zico.offload.state_return import StateOffload
 from zico.offload.swapper import LEAST_BYTES
 from zico.planning.saving.registry import AUTO_PLANNERS, LONGEST, REDUCING, SAVE_PLANNERS, is_encoding
 
@@ -125,8 +125,8 @@ def _swap(joined: Session) -> None:
     if saving is None:
         return
     saving.install()
-    if not joined.heap.pool.header["on_timeline"]:  # a GPU has no pages of a process's own, so no state rests
-        Stepping(Resting(joined.heap, saving.swapper), joined.parts).install()
+    if not joined.heap.pool.header["on_timeline"]:  # a GPU has no pages of a process's own, so no state leaves
+        Stepping(StateOffload(joined.heap, saving.swapper), joined.parts).install()
     if as_auto:
         joined.at_boundaries.append(saving.come_or_go)
 
@@ -212,7 +212,7 @@ def _swap_when_needed(joined: Session) -> None:
         )
         saving = _save(joined, AUTO_PLANNERS, as_auto=True)
         if saving is not None:
-            stepping.resting = Resting(joined.heap, saving.swapper)
+            stepping.offload = StateOffload(joined.heap, saving.swapper)
             saving.install_later(lambda: joined.heap.record[0]["attached"] == Attached.YES)
             joined.at_boundaries.append(saving.come_or_go)
 

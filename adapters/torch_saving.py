@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from zico.adapters.torch_recipes import Recipe
 
-    from zico.offload.state_return import Resting
+    from zico.offload.state_return import StateOffload
     from zico.offload.swapper import Swapper
 
 storage_of = TensorBase.untyped_storage
@@ -509,11 +509,11 @@ class Saving:
 
 
 # --------------------------------------------------------------------------------------------------
-# The state of PyTorch's optimizers rests between their steps: by PyTorch's own hooks around every
+# The state of PyTorch's optimizers leaves between their steps: by PyTorch's own hooks around every
 # step.
 #
 # An optimizer makes its state in its first step, or when a state is loaded into it; what is
-# allocated then is put where it can rest (``zico.heap.state_offload``).
+# allocated then is put where it can leave from (``zico.heap.state_offload``).
 
 
 def _stepped(optimizer: Optimizer) -> tuple[int, ...]:
@@ -524,14 +524,14 @@ def _stepped(optimizer: Optimizer) -> tuple[int, ...]:
 class Stepping:
     """The hooks, for as long as the process lives."""
 
-    def __init__(self, resting: Resting | None, parts: Mapping[Any, str]) -> None:
+    def __init__(self, offload: StateOffload | None, parts: Mapping[Any, str]) -> None:
         """Tell of every step of every optimizer, if there is somebody to be told.
 
         Args:
-            resting: Who is told.
+            offload: Who is told.
             parts: Optimizers of libraries, and who offloads their state (``Session.parts``).
         """
-        self.resting = resting
+        self.offload = offload
         """``None`` until the job begins to save memory."""
         self._parts = parts
         self._begun: weakref.WeakKeyDictionary[Optimizer, set[Any]] = weakref.WeakKeyDictionary()
@@ -545,20 +545,20 @@ class Stepping:
         Optimizer.load_state_dict = self._apart(Optimizer.load_state_dict)
 
     def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
-        if self.resting is not None and not self._is_left_alone(optimizer):
-            self.resting.begin_step()
-            self.resting.put_apart(on=_stepped(optimizer) not in self._begun.get(optimizer, ()))
+        if self.offload is not None and not self._is_left_alone(optimizer):
+            self.offload.begin_step()
+            self.offload.put_apart(on=_stepped(optimizer) not in self._begun.get(optimizer, ()))
 
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
         self._begun.setdefault(optimizer, set()).add(_stepped(optimizer))
-        if self.resting is not None and not self._is_left_alone(optimizer):
-            self.resting.put_apart(on=False)
-            self.resting.end_step()
+        if self.offload is not None and not self._is_left_alone(optimizer):
+            self.offload.put_apart(on=False)
+            self.offload.end_step()
 
     def _is_left_alone(self, optimizer: Optimizer) -> bool:
         """Tell whether a library offloads this optimizer's state; says so, once."""
         keeper = self._parts.get(optimizer, "")
-        if keeper and self.resting is not None and keeper not in self._said:
+        if keeper and self.offload is not None and keeper not in self._said:
             self._said.add(keeper)
             inform(
                 f"{keeper} offloads the optimizer's state, so Zico leaves that state alone; without that, Zico moves "
@@ -571,10 +571,10 @@ class Stepping:
 
         @functools.wraps(load)
         def load_state_dict(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as torch's
-            resting = None if self._is_left_alone(optimizer) else self.resting
-            if resting is not None:
-                resting.begin_step()
-            with resting.apart() if resting is not None else contextlib.nullcontext():
+            offload = None if self._is_left_alone(optimizer) else self.offload
+            if offload is not None:
+                offload.begin_step()
+            with offload.apart() if offload is not None else contextlib.nullcontext():
                 load(optimizer, *args, **kwargs)
             self._begun.setdefault(optimizer, set()).add(_stepped(optimizer))
 

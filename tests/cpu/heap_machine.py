@@ -44,7 +44,7 @@ class HeapMachine(RuleBasedStateMachine):
         self.tenants = self.stack.enter_context(self.jobs(self.n, count, region_bytes=region_bytes, wait_limit_s=0.002))
         self.pool = self.tenants[0].member
         for tenant in self.tenants:
-            tenant.record[0]["rest"]["limit"] = self.n
+            tenant.record[0]["optimizer"]["limit"] = self.n
 
     def teardown(self) -> None:
         """Free everything: then nothing is held, and nothing is reserved in the next tier."""
@@ -55,7 +55,7 @@ class HeapMachine(RuleBasedStateMachine):
                 tenant.free_all()
                 assert tenant.job["held"] == tenant.job["live_bytes"] == 0
                 assert tenant.record[0]["spill"]["live_bytes"] == tenant.record[0]["bad_frees"] == 0
-                assert tenant.record[0]["rest"]["resting"] == tenant.job["evicted"] == 0
+                assert tenant.record[0]["optimizer"]["away"] == tenant.job["evicted"] == 0
                 assert all(len(tenant.gaps(arena)) == 1 for arena in Arena)
             assert len(free_list(self.pool)) == self.n
 
@@ -68,14 +68,14 @@ class HeapMachine(RuleBasedStateMachine):
         tenant = self._pick(data)
         job = tenant.job
         before = {field: int(job[field]) for field in ("held", "oom_count", "requested_bytes", "spilled_bytes")}
-        before["held"] += int(tenant.record[0]["rest"]["resting"] + job["evicted"])
-        tenant.record[0]["rest"]["thread"] = threading.get_ident() if apart else 0
+        before["held"] += int(tenant.record[0]["optimizer"]["away"] + job["evicted"])
+        tenant.record[0]["optimizer"]["thread"] = threading.get_ident() if apart else 0
         address = tenant.allocate(size, alignment)
-        tenant.record[0]["rest"]["thread"] = 0
+        tenant.record[0]["optimizer"]["thread"] = 0
         if alignment <= mmap.PAGESIZE:
             assert job["requested_bytes"] == before["requested_bytes"] + size
         if address in REFUSED:
-            assert job["held"] + tenant.record[0]["rest"]["resting"] + job["evicted"] == before["held"]
+            assert job["held"] + tenant.record[0]["optimizer"]["away"] + job["evicted"] == before["held"]
             fewest = -(-size // self.region_bytes)
             if address == results.NEVER_FITS:
                 assert job["oom_count"] == before["oom_count"] + 1
@@ -127,7 +127,7 @@ class HeapMachine(RuleBasedStateMachine):
         job = tenant.job
         held, room = int(job["held"]), int(tenant.record[0]["spill"]["limit_bytes"]) // self.region_bytes
         room -= int(job["evicted"]) + int(tenant.record[0]["spill"]["live_bytes"]) // self.region_bytes
-        room -= int(tenant.record[0]["rest"]["resting"])
+        room -= int(tenant.record[0]["optimizer"]["away"])
         job["evict"] = n
         evicting.evict(tenant.record[0], job)
         assert job["held"] == held - min(n, held, room)
@@ -147,31 +147,31 @@ class HeapMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), n=st.integers(1, 40))
     def end_step_and_rest(self, data: st.DataObject, n: int) -> None:
-        """What was allocated apart rests, as much as is wished and there is; nothing else does."""
+        """What was allocated apart leaves, as much as is wished and there is; nothing else does."""
         tenant = self._pick(data)
         heap, job = tenant.record[0], tenant.job
-        before = int(job["held"] + job["evicted"] + heap["rest"]["resting"])
+        before = int(job["held"] + job["evicted"] + heap["optimizer"]["away"])
         state_offload.end_step(heap)
-        begin, end = (int(tenant.heap.arenas[Arena.RESTING][field]) // self.region_bytes for field in ("start", "end"))
+        begin, end = (int(tenant.heap.arenas[Arena.STATE][field]) // self.region_bytes for field in ("start", "end"))
         own = tenant.heap.slots["region"][begin:end][tenant.heap.slots["live"][begin:end] > 0]
-        assert heap["rest"]["restable"] == len(own)
+        assert heap["optimizer"]["in_use"] == len(own)
         assert (own != NOBODY).all()
-        done = state_offload.rest(heap, job, n)
+        done = state_offload.send(heap, job, n)
         assert done <= min(n, int((own >= 0).sum()))
-        assert job["held"] + job["evicted"] + heap["rest"]["resting"] == before
+        assert job["held"] + job["evicted"] + heap["optimizer"]["away"] == before
         assert len(self.tenants) > 1 or heap["spill"]["live_bytes"] or done == min(n, int((own >= 0).sum()))
 
     @rule(data=st.data())
     def begin_step(self, data: st.DataObject) -> None:
-        """What rests is back, if the budget has room for it; nothing rests until the step ends."""
+        """What is away is back, if the budget has room for it; nothing leaves until the step ends."""
         tenant = self._pick(data)
         heap, job = tenant.record[0], tenant.job
-        before = int(job["held"] + job["evicted"] + heap["rest"]["resting"])
-        rested = bool(heap["rest"]["resting"])  # else what is evicted has its own time to come back
+        before = int(job["held"] + job["evicted"] + heap["optimizer"]["away"])
+        had_left = bool(heap["optimizer"]["away"])  # else what is evicted has its own time to come back
         state_offload.begin_step(heap)
-        assert job["held"] + job["evicted"] + heap["rest"]["resting"] == before
-        assert state_offload.rest(heap, job, 1) == 0
-        if rested and len(self.tenants) == 1 and before <= self.n:
+        assert job["held"] + job["evicted"] + heap["optimizer"]["away"] == before
+        assert state_offload.send(heap, job, 1) == 0
+        if had_left and len(self.tenants) == 1 and before <= self.n:
             assert job["held"] == before
 
     @rule(

@@ -12,7 +12,7 @@ import numpy as np
 
 from zico.heap import allocator, history
 from zico.heap.build import Heap
-from zico.heap.layout import GAP, HEAP, PLACE, PLAN_ENTRIES, PRIVATE, RESTS, Arena, Attached
+from zico.heap.layout import GAP, HEAP, PLACE, PLAN_ENTRIES, PRIVATE, STATE_AWAY, Arena, Attached
 from zico.pool import regions, results
 from zico.pool.fences import VALUE_BITS
 from zico.pool.layout import COUNTER_BYTES, MAX_JOBS, NO_PAGES, NOBODY, STREAMS
@@ -256,9 +256,9 @@ class Tenant:
         first_spilled = int(self.record[0]["spill_offset"]) >> shift
         pooled_slots = [slot for slot in touching if slot < first_spilled]
         backed = [slot for slot in pooled_slots if self.heap.slots["region"][slot] >= 0]
-        resting = [slot for slot in pooled_slots if self.heap.slots["region"][slot] == RESTS]
-        assert self.record[0]["rest"]["resting"] == len(resting)
-        assert self.job["evicted"] == len(pooled_slots) - len(backed) - len(resting)
+        away = [slot for slot in pooled_slots if self.heap.slots["region"][slot] == STATE_AWAY]
+        assert self.record[0]["optimizer"]["away"] == len(away)
+        assert self.job["evicted"] == len(pooled_slots) - len(backed) - len(away)
         mine = [r for r, owner in enumerate(owners(self.member)) if owner == job_of(self.member)]
         assert sorted(self.heap.slots["region"][backed]) == mine
         mapped, region = (self.heap.slots[field] for field in ("mapped", "region"))

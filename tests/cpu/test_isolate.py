@@ -39,7 +39,7 @@ class IsolatedHeapMachine(HeapMachine):
         assert isinstance(dead, IsolatedTenant)
         dead.die()
         heir = self.stack.enter_context(IsolatedTenant(dead.member, wait_limit_s=0.002))
-        heir.record[0]["rest"]["limit"] = self.n
+        heir.record[0]["optimizer"]["limit"] = self.n
         self.tenants[which] = heir
 
     @invariant()

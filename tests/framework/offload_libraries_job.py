@@ -54,7 +54,7 @@ def write(result: str, rank: int, bits: list[str]) -> None:
     told: dict[str, Any] = {"losses": bits}
     if joined is not None:
         told["iterations"] = int(joined.record["iteration"])
-        told["rested"] = int(joined.heap.record[0]["rest"]["rested"])
+        told["left"] = int(joined.heap.record[0]["optimizer"]["left"])
     Path(f"{result}.{rank}").write_text(json.dumps(told))
 
 

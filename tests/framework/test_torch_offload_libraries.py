@@ -79,7 +79,7 @@ def test_fsdp_with_cpu_offload_trains_beside_zico(tmp_path: Path, save: str) -> 
     (told,), _ = run(tmp_path, save, BUDGET_MIB, "", "fsdp", "1")
     assert [told["losses"]] == losses_alone("", "fsdp", "1")
     assert told["iterations"] == len(told["losses"])
-    assert told["rested"] > 0
+    assert told["left"] > 0
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
@@ -99,7 +99,7 @@ def test_state_that_deepspeed_keeps_in_place_is_zicos(tmp_path: Path, path: str)
     (told,), said = run(tmp_path, "swap", BUDGET_MIB, path, "deepspeed", "2", "none")
     assert [told["losses"]] == losses_alone(path, "deepspeed", "2", "none")
     assert told["iterations"] == len(told["losses"])
-    assert told["rested"] > 0
+    assert told["left"] > 0
     assert "DeepSpeed (" not in said
 
 
@@ -112,7 +112,7 @@ def test_state_that_deepspeed_offloads_is_left_to_it(tmp_path: Path, path: str, 
     (told,), said = run(tmp_path, "swap", BUDGET_MIB, path, "deepspeed", "2", device)
     assert [told["losses"]] == losses_alone(path, "deepspeed", "2", device)
     assert told["iterations"] == len(told["losses"])
-    assert told["rested"] == 0
+    assert told["left"] == 0
     assert said.count(SENTENCE.format(device)) == 1
 
 
@@ -123,4 +123,4 @@ def test_ranks_of_deepspeed_train_beside_zico(tmp_path: Path, path: str) -> None
     ranks, _ = run(tmp_path, "swap", DEEPSPEED_RANKS_MIB, path, "deepspeed", "2", "none", "2")
     assert [rank["losses"] for rank in ranks] == losses_alone(path, "deepspeed", "2", "none", "2")
     assert all(rank["iterations"] == len(rank["losses"]) for rank in ranks)
-    assert all(rank["rested"] > 0 for rank in ranks)
+    assert all(rank["left"] > 0 for rank in ranks)

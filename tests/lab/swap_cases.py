@@ -80,9 +80,9 @@ def example(limit: int | None = EXAMPLE_LIMIT) -> SwapProblem:
     when that says. The rest of the load is tensors that every operation uses.
     """
     begins = [0, 10, 25, 40, 50, 60, 70, 80, 90, 100, 110, 125, 140, 150, 160]
-    resting = [(30, 0, 12, (0, 12)), (20, 1, 11, (1, 10)), (10, 2, 8, (2, 8))]
+    idle = [(30, 0, 12, (0, 12)), (20, 1, 11, (1, 10)), (10, 2, 8, (2, 8))]
     busy = [(10, 3, 5), (20, 3, 6), (10, 4, 7), (10, 5, 9), (10, 5, 10)]
-    tensors = [*resting, *((size, first, last, range(first, last + 1)) for size, first, last in busy)]
+    tensors = [*idle, *((size, first, last, range(first, last + 1)) for size, first, last in busy)]
     return problem(np.diff(begins).tolist(), tensors, limit=limit)
 
 

@@ -63,7 +63,7 @@ def test_a_link_on_which_no_transfer_ends_is_refused(bandwidth: float, latency_n
 
 
 def test_the_example_needs_what_its_busiest_operation_uses() -> None:
-    """Figure 7: at t5 all but the three resting tensors are in use, 60 bytes; no limit below that can be kept."""
+    """Figure 7: at t5 all but the three idle tensors are in use, 60 bytes; no limit below that can be kept."""
     assert (example().peak_bytes, example().least_bytes) == (120, 60)
 
 

@@ -48,9 +48,9 @@ from zico.heap.layout import (
     MAIN,
     MAX_ALIGNMENT_BYTES,
     NO_TENSOR,
-    RESTING,
     SHORT,
     SPILL,
+    STATE,
     block_at,
     job_of,
     pool_of,
@@ -125,8 +125,8 @@ def serve(heap: HeapRecord, me: Job, slot: int, size_bytes: int, rounded: int, a
     if slot == MAIN:
         key = history.key_of(heap, me.iteration, rounded)
         entry = history.class_of(key)
-        if heap.rest.thread != 0 and heap.rest.thread == reclaim.this_thread():
-            arena = RESTING
+        if heap.optimizer.thread != 0 and heap.optimizer.thread == reclaim.this_thread():
+            arena = STATE
         else:
             arena = history.arena_for(heap, entry, rounded)
             planned = history.planned_place(heap, key)

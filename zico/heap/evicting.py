@@ -40,7 +40,7 @@ from zico.base.libc import monotonic_ns, private_lock, private_unlock
 from zico.device.mapping import detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
 from zico.device.record import DEVICE
 from zico.heap import signals
-from zico.heap.layout import PRIVATE, RESTS, job_of, pool_of, slots_of, wanted_of
+from zico.heap.layout import PRIVATE, STATE_AWAY, job_of, pool_of, slots_of, wanted_of
 from zico.pool import regions, still, waits
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NO_MORE, NOBODY
@@ -101,7 +101,7 @@ def patience_ns(heap: HeapRecord) -> int:
 def room(heap: HeapRecord, me: Job) -> int:
     """Return the regions' worth of memory that the next tier may still take."""
     limit_bytes = (
-        heap.spill.limit_bytes - heap.spill.live_bytes - ((me.evicted + heap.rest.resting) << heap.region_shift)
+        heap.spill.limit_bytes - heap.spill.live_bytes - ((me.evicted + heap.optimizer.away) << heap.region_shift)
     )
     spare_bytes = free_bytes(record_at(heap.backing.device_address, DEVICE)) >> _SPARE_SHIFT
     return max(min(limit_bytes, spare_bytes), 0) >> heap.region_shift
@@ -315,9 +315,9 @@ def drop(heap: HeapRecord, me: Job, slot: int) -> bool:
     ):  # else the next mapping does it
         slots[slot].mapped = NOBODY
     region = slots[slot].region
-    if region == RESTS:
-        heap.rest.resting -= 1
-        heap.rest.lacking = min(heap.rest.lacking, heap.rest.resting)
+    if region == STATE_AWAY:
+        heap.optimizer.away -= 1
+        heap.optimizer.lacking = min(heap.optimizer.lacking, heap.optimizer.away)
         slots[slot].region = NOBODY
     elif region == NOBODY:
         me.evicted -= 1

@@ -3,7 +3,7 @@
 A window of four pool arenas and the next tier's; the first slot of Arena.LONG holds two tensors and
 a gap::
 
-    | EXTRA ... | LONG [tensor][tensor][ gap ... | SHORT ... | RESTING ... | SPILL ... |
+    | EXTRA ... | LONG [tensor][tensor][ gap ... | SHORT ... | STATE ... | SPILL ... |
                   ^ slot 0          ^ slot 1
 
 Offsets count from the start of the window. A block starts in a granule of its own, because no
@@ -13,7 +13,7 @@ On a device that takes every tensor there are smaller ones, cells: a chunk is cu
 size, and is itself a block to the arena that it lies in. There, each stream but the first has an
 arena of its own, before the next tier's::
 
-    EXTRA [chunk: | cell | cell | ...] | ... | RESTING | stream 1 ... | stream 2 ... | ...
+    EXTRA [chunk: | cell | cell | ...] | ... | STATE | stream 1 ... | stream 2 ... | ...
 
 Compiled code finds the records by the functions below. This process's own heap record has a symbol,
 to which the hooks' machine code refers (``zico.heap.hooks``).
@@ -71,7 +71,7 @@ class Arena(enum.IntEnum):
     """Feature and gradient maps: freed within the iteration, but not soon. Also large ones that are not known yet."""
     SHORT = 2
     """Temporaries: freed within a few events."""
-    RESTING = 3
+    STATE = 3
     """What an optimizer keeps between its steps, and nothing else: its slots can be given away meanwhile."""
     SPILL = 4
     """The next tier: a file, on a GPU pinned memory of the host. Used only when nobody could go on otherwise."""
@@ -149,8 +149,8 @@ NO_TENSOR = -1
 PRIVATE = -3
 """In ``mapped``: pages of this process alone (``zico.heap.evicting``); where ``region`` is NOBODY they are evicted."""
 
-RESTS = -4
-"""In ``region``: the slot's tensors rest, outside the budget (``zico.heap.state_offload``)."""
+STATE_AWAY = -4
+"""In ``region``: the slot's tensors are an optimizer's state, outside the budget (``zico.heap.state_offload``)."""
 
 
 class Block(Record):
@@ -386,17 +386,17 @@ class Swap(Record):
     lacked_bytes: I8  # held and requested when the job was first to begin, 0: it never was
 
 
-class Rest(Record):
+class OptimizerState(Record):
     """Optimizer state that can leave between steps (``zico.heap.state_offload``)."""
 
-    thread: I8  # pthread_self of one whose tensors go to RESTING, 0: none
-    may_rest: I8  # 1: between two steps
-    limit: I8  # most slots that may rest
-    restable: I8  # slots in use in RESTING when the last step ended
-    resting: I8  # slots that rest
-    lacking: I8  # of them, those that rest since others have the memory: the job's profile counts them
-    rested: I8  # ever
-    woken: I8  # ever
+    thread: I8  # pthread_self of one whose tensors go to STATE, 0: none
+    may_leave: I8  # 1: between two steps
+    limit: I8  # most slots that may be away
+    in_use: I8  # slots in use in STATE when the last step ended
+    away: I8  # slots whose tensors are outside the budget
+    lacking: I8  # of them, those that others have the memory of: the job's profile counts them
+    left: I8  # slots, ever
+    returned: I8  # slots, ever
     late: I8  # steps that found some not back yet
     late_ns: I8  # for which these waited
 
@@ -555,7 +555,7 @@ class HeapRecord(Record):
     most_streams: I8  # streams that get a slot, everywhere; fewer there
     managed_address: I8  # MANAGED record, 0: the window is no managed memory
     backing: Backing
-    rest: Rest
+    optimizer: OptimizerState
     streams: Streams
     wait: Wait
     swap: Swap
@@ -578,7 +578,7 @@ HEAP = dtype_of(HeapRecord)
 LONG = int(Arena.LONG)
 SHORT = int(Arena.SHORT)
 EXTRA = int(Arena.EXTRA)
-RESTING = int(Arena.RESTING)
+STATE = int(Arena.STATE)
 SPILL = int(Arena.SPILL)
 MAIN = 0
 """The slot of the stream that was seen first, or the host: where tensors have classes, and plans."""
@@ -614,7 +614,7 @@ def arena_at(heap: HeapRecord, offset: int) -> int:
     index = SPILL
     while offset < arena_of(heap, index).start:
         index -= 1
-    if index == RESTING and offset >= heap.side_offset:
+    if index == STATE and offset >= heap.side_offset:
         return SPILL + slot_at(heap, offset)
     return index
 
@@ -652,7 +652,7 @@ def wanted_here(heap: HeapRecord, me: Job) -> int:
     A profile without them would let the next iteration begin with too little, and be stuck again.
     """
     held = me.held + me.evicted
-    return max(held, min(held + heap.rest.lacking, cap_of(pool_of(heap), me)))
+    return max(held, min(held + heap.optimizer.lacking, cap_of(pool_of(heap), me)))
 
 
 @inlined

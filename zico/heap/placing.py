@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line, keep_small
 from zico.heap import backing, free_list, history
-from zico.heap.layout import EXTRA, LONG, RESTING, SHORT, SPILL, arena_at, arena_of, block_at, slots_of
+from zico.heap.layout import EXTRA, LONG, SHORT, SPILL, STATE, arena_at, arena_of, block_at, slots_of
 from zico.pool.layout import NOBODY
 from zico.pool.results import GRANTED, NEVER_FITS, NOT_SERVED, NOTHING
 
@@ -42,7 +42,7 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
             return _take(heap, LONG, there, planned, size_bytes)
     if heap.plan_address != 0 and index == LONG:
         index = EXTRA
-    if index == SHORT or (heap.plan_address != 0 and index < RESTING):
+    if index == SHORT or (heap.plan_address != 0 and index < STATE):
         # A temporary goes into any hole with room: it pins nothing for long, and needs no
         # region of its own. So does what the plan does not know. But nothing goes where a plan
         # is followed: it would stand in the way.

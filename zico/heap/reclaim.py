@@ -5,7 +5,7 @@ Theory of operation
     changed, and each time it takes the first rung that helps::
 
         own holes         a worse place, in regions that the job holds anyway
-        rest              optimizer state leaves until the next step needs it        (``zico.heap.state_offload``)
+        optimizer state   it leaves until the next step needs it        (``zico.heap.state_offload``)
         swap              a thread of the job sends idle tensors to a tier           (``zico.offload.swapper``)
         let others move   while some job goes on, it may free memory
         do without        go on without a region, or without what the job has evicted
@@ -218,20 +218,20 @@ def _own_holes(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     return offset
 
 
-# -- rest ------------------------------------------------------------------------------------------
+# -- optimizer state -------------------------------------------------------------------------------
 
 
 @inlined
 def _rest(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
-    """Let optimizer state rest: what the tensor lacks, or all that it needs where nobody moves."""
+    """Let optimizer state leave: what the tensor lacks, or all that it needs where nobody moves."""
     if _at_limit(me, why):
-        rested = state_offload.rest(heap, me, max(me.held + me.need - cap_of(pool_of(heap), me), 1))
+        sent = state_offload.send(heap, me, max(me.held + me.need - cap_of(pool_of(heap), me), 1))
     elif request.is_stuck and (request.is_late or not _is_patient(heap)):
-        rested = state_offload.rest(heap, me, me.need)
-        heap.rest.lacking += rested
+        sent = state_offload.send(heap, me, me.need)
+        heap.optimizer.lacking += sent
     else:
-        rested = 0
-    return AGAIN if rested > 0 else NOTHING
+        sent = 0
+    return AGAIN if sent > 0 else NOTHING
 
 
 # -- swap ------------------------------------------------------------------------------------------

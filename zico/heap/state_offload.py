@@ -4,28 +4,28 @@ Theory of operation
     It lies in an arena of its own, so that nothing else is in its slots: what an optimizer
     allocates in its first step goes there. Between two steps nobody needs it, in the forward and
     backward pass, where the job's peak is. When an allocation finds no room inside what the job may
-    hold, as many slots *rest* as it lacks: they get pages of the process's own, as in an eviction
+    hold, as many slots leave as it lacks: they get pages of the process's own, as in an eviction
     (``zico.heap.evicting``), and their regions go back to the pool, at once and by the thread that
     allocates. Before the next step regions are acquired for them. They count for the pages then::
 
         step | forward ........ backward ...... | step          time ->
-        held | held    | rests         | rests  | held          a slot of RESTING
+        held | held    | away          | away   | held          a slot of STATE
                tight:    regions go      no room yet, or still   acquired: back before the step
 
-    So there is one copy, when a slot rests for the first time; from then on what changes is who
+    So there is one copy, when a slot leaves for the first time; from then on what changes is who
     else may use memory.
 
 Guarantees
-    1. What is in the budget between two steps is what has regions; what rests is in the tier that
+    1. What is in the budget between two steps is what has regions; what is away is in the tier that
        memory of this process is, and no more of it than the job's tiers allow.
-    4. and 6. Whoever reads or writes what rests, at any time, by whatever way, finds it at its
+    4. and 6. Whoever reads or writes what is away, at any time, by whatever way, finds it at its
        address.
     A step never waits for good: what cannot come back stays where it is, and counts as overflowed.
 
 Known limitations
     The host device only: a GPU has no pages of a process's own to put at an address in one step.
-    What rests stays in this process's memory; tiers below that do not take it. What an optimizer
-    makes in a later step than its first, or when it is constructed, does not rest.
+    What is away stays in this process's memory; tiers below that do not take it. What an optimizer
+    makes in a later step than its first, or when it is constructed, does not leave.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
 from zico.base.libc import monotonic_ns, private_lock, private_unlock
 from zico.heap import evicting
-from zico.heap.layout import HEAP, RESTING, RESTS, Attached, arena_of, job_of, pool_of, slots_of, wanted_of
+from zico.heap.layout import HEAP, STATE, STATE_AWAY, Attached, arena_of, job_of, pool_of, slots_of, wanted_of
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY, cap_of
@@ -50,35 +50,35 @@ _ATTACHED = int(Attached.YES)
 
 @inlined
 def _first(heap: HeapRecord) -> int:
-    return arena_of(heap, RESTING).start >> heap.region_shift
+    return arena_of(heap, STATE).start >> heap.region_shift
 
 
 @inlined
 def _end(heap: HeapRecord) -> int:
-    return arena_of(heap, RESTING).end >> heap.region_shift
+    return arena_of(heap, STATE).end >> heap.region_shift
 
 
 # -- out -------------------------------------------------------------------------------------------
 
 
 @compiled
-def rest(heap: HeapRecord, me: Job, most: int) -> int:
-    """Let so many slots rest, or as many as can; returns how many. Inside the heap's mutex."""
+def send(heap: HeapRecord, me: Job, most: int) -> int:
+    """Let so many slots leave, or as many as can; returns how many. Inside the heap's mutex."""
     keep_out_of_line()
-    if heap.rest.may_rest == 0:
+    if heap.optimizer.may_leave == 0:
         return 0
-    most = min(most, evicting.room(heap, me), heap.rest.limit - heap.rest.resting)
-    done = _rest(heap, most, evicting.OWNED)
-    return done + _rest(heap, most - done, evicting.SHARED)
+    most = min(most, evicting.room(heap, me), heap.optimizer.limit - heap.optimizer.away)
+    done = _send_part(heap, most, evicting.OWNED)
+    return done + _send_part(heap, most - done, evicting.SHARED)
 
 
 @compiled
-def _rest(heap: HeapRecord, most: int, kind: int) -> int:
+def _send_part(heap: HeapRecord, most: int, kind: int) -> int:
     keep_out_of_line()
-    n = evicting.part(heap, _first(heap), _end(heap), most, kind, RESTS)
+    n = evicting.part(heap, _first(heap), _end(heap), most, kind, STATE_AWAY)
     if n > 0:
-        heap.rest.resting += n
-        heap.rest.rested += n
+        heap.optimizer.away += n
+        heap.optimizer.left += n
         regions.give_back(pool_of(heap), wanted_of(heap), n, NO_FENCE)
     return n
 
@@ -101,49 +101,49 @@ def _turn(heap: HeapRecord, before: int, after: int, most: int) -> int:
 
 @compiled
 def _expect(heap: HeapRecord, me: Job, most: int) -> None:
-    """Let so many slots that rest be evicted ones instead, which come back as soon as that can be."""
+    """Let so many slots that are away be evicted ones instead, which come back as soon as that can be."""
     keep_out_of_line()
-    n = _turn(heap, RESTS, NOBODY, most)
-    heap.rest.resting -= n
-    heap.rest.lacking = min(heap.rest.lacking, heap.rest.resting)
+    n = _turn(heap, STATE_AWAY, NOBODY, most)
+    heap.optimizer.away -= n
+    heap.optimizer.lacking = min(heap.optimizer.lacking, heap.optimizer.away)
     me.evicted += n
 
 
 @compiled
-def _let_rest(heap: HeapRecord, me: Job) -> None:
-    """Let slots of the arena that are evicted rest instead, so that nobody expects them back before a step.
+def _keep_away(heap: HeapRecord, me: Job) -> None:
+    """Let slots of the arena that are evicted be away instead, so that nobody expects them back before a step.
 
     They are within what the job may hold, and others have the memory: its profile goes on counting
     them.
     """
     keep_out_of_line()
-    n = _turn(heap, NOBODY, RESTS, me.evicted)
-    heap.rest.resting += n
-    heap.rest.lacking += n
+    n = _turn(heap, NOBODY, STATE_AWAY, me.evicted)
+    heap.optimizer.away += n
+    heap.optimizer.lacking += n
     me.evicted -= n
 
 
 @entry(HEAP)
 def end_step(heap: HeapRecord) -> None:
-    """Let what is not needed until the next step rest from now on, when memory is short."""
+    """Let what is not needed until the next step leave from now on, when memory is short."""
     keep_out_of_line()
     if heap.attached != _ATTACHED:
         return
     me = job_of(heap)
     private_lock(heap.mutex_address)
-    _let_rest(heap, me)
+    _keep_away(heap, me)
     slots = slots_of(heap)
-    heap.rest.restable = 0
+    heap.optimizer.in_use = 0
     for slot in range(_first(heap), _end(heap)):
         if slots[slot].live > 0:
-            heap.rest.restable += 1
-    heap.rest.may_rest = 1
+            heap.optimizer.in_use += 1
+    heap.optimizer.may_leave = 1
     private_unlock(heap.mutex_address)
 
 
 @entry(HEAP)
 def begin_step(heap: HeapRecord) -> None:
-    """Have back in the budget what rests; nothing rests until ``end_step``.
+    """Have back in the budget what is away; nothing leaves until ``end_step``.
 
     Waits for regions, but not for good (``zico.heap.evicting``). What would be beyond what the job
     may hold is not waited for: it stays where it is, and counts as overflowed.
@@ -153,15 +153,15 @@ def begin_step(heap: HeapRecord) -> None:
         return
     me = job_of(heap)
     private_lock(heap.mutex_address)
-    heap.rest.may_rest = 0
-    if heap.rest.resting > 0:
-        _wake(heap, me)
+    heap.optimizer.may_leave = 0
+    if heap.optimizer.away > 0:
+        _bring_back(heap, me)
     private_unlock(heap.mutex_address)
 
 
 @entry(HEAP)
-def wake_ahead(heap: HeapRecord) -> int:
-    """Have back in the budget as much of what rests as there is room for, before the step; returns the slots.
+def return_ahead(heap: HeapRecord) -> int:
+    """Have back in the budget as much of what is away as there is room for, before the step; returns the slots.
 
     Waits for nothing. What finds no room later in this iteration can send it away again.
     """
@@ -170,31 +170,36 @@ def wake_ahead(heap: HeapRecord) -> int:
     n = 0
     private_lock(heap.mutex_address)
     room = cap_of(pool_of(heap), me) - me.held
-    if heap.attached == _ATTACHED and heap.rest.may_rest != 0 and me.evicted == 0 and min(heap.rest.resting, room) > 0:
-        n = min(heap.rest.resting, room)
+    if (
+        heap.attached == _ATTACHED
+        and heap.optimizer.may_leave != 0
+        and me.evicted == 0
+        and min(heap.optimizer.away, room) > 0
+    ):
+        n = min(heap.optimizer.away, room)
         _expect(heap, me, n)
         if evicting.is_complete(heap, me):
-            heap.rest.woken += n
+            heap.optimizer.returned += n
             profile.raise_to(me.current, me.held)
         else:
-            _let_rest(heap, me)
+            _keep_away(heap, me)
             n = 0
     private_unlock(heap.mutex_address)
     return n
 
 
 @compiled
-def _wake(heap: HeapRecord, me: Job) -> None:
+def _bring_back(heap: HeapRecord, me: Job) -> None:
     keep_out_of_line()
     began_ns = monotonic_ns()
-    before = heap.rest.resting
+    before = heap.optimizer.away
     _expect(heap, me, max(cap_of(pool_of(heap), me) - me.held - me.evicted, 0))
     if not evicting.is_complete(heap, me):
         heap.wait.return_until_ns = began_ns + evicting.patience_ns(heap)
         evicting.await_return(heap, me)
-    heap.rest.late += 1
-    heap.rest.late_ns += monotonic_ns() - began_ns
-    out = heap.rest.resting + me.evicted
-    heap.rest.woken += max(before - out, 0)
+    heap.optimizer.late += 1
+    heap.optimizer.late_ns += monotonic_ns() - began_ns
+    out = heap.optimizer.away + me.evicted
+    heap.optimizer.returned += max(before - out, 0)
     me.spilled_bytes += out << heap.pool_shift
     profile.raise_to(me.current, me.held + me.evicted)

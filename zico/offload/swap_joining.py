@@ -77,14 +77,14 @@ class HeapGauge:
         job, of_heap = functools.partial(word_of, self._job), functools.partial(word_of, self._heap)
         self._limit, self._held, self._live = job("limit"), job("held"), job("live_bytes")
         self._waiting, self._iteration, self._waited = job("waiting_threads"), job("iteration"), job("need_waited_ns")
-        self._restable, self._rest_limit, self._events = (
-            of_heap("rest", "restable"),
-            of_heap("rest", "limit"),
+        self._state_slots, self._state_limit, self._events = (
+            of_heap("optimizer", "in_use"),
+            of_heap("optimizer", "limit"),
             of_heap("events"),
         )
         self._sequence, self._leaving = of_heap("swap", "sequence"), of_heap("swap", "leaving_bytes")
         self._told = tuple(job(name) for name in _TOLD)
-        self._rest = tuple(of_heap("rest", name) for name in ("rested", "woken", "resting", "late_ns", "late"))
+        self._optimizer = tuple(of_heap("optimizer", name) for name in ("left", "returned", "away", "late_ns", "late"))
 
     def cap_bytes(self) -> int:
         """Return what the job may hold: the budget, or its own limit where that is lower."""
@@ -92,12 +92,12 @@ class HeapGauge:
         return (min(budget, limit) if limit else budget) * self._region_bytes
 
     def live_bytes(self) -> int:
-        """Return what its tensors take in the pool, but for what rests between steps, or can."""
-        return max(0, self._live[0] - self.restable_bytes())
+        """Return what its tensors take in the pool, but for what is away between steps, or can be."""
+        return max(0, self._live[0] - self.state_bytes())
 
-    def restable_bytes(self) -> int:
+    def state_bytes(self) -> int:
         """Return what can be out of the pool wherever tensors are idle: the state of optimizers, in whole regions."""
-        return min(self._restable[0], self._rest_limit[0]) * self._region_bytes
+        return min(self._state_slots[0], self._state_limit[0]) * self._region_bytes
 
     def be_patient(self, thread: int) -> None:
         """Note which thread allocates for later, 0: none does."""
@@ -132,13 +132,13 @@ class HeapGauge:
 
     def publish(self, figures: Figures) -> None:
         """Write down what has been moved where reports and waiting threads find it, and let those ask again."""
-        rested, woken, resting, late_ns, late = (word[0] for word in self._rest)
+        left, returned, away, late_ns, late = (word[0] for word in self._optimizer)
         self._sequence[0] = NOT_ASKED
         self._leaving[0] = figures.leaving_bytes
         values = (
-            figures.out_bytes + rested * self._region_bytes,
-            figures.in_bytes + woken * self._region_bytes,
-            figures.away_bytes + resting * self._region_bytes,
+            figures.out_bytes + left * self._region_bytes,
+            figures.in_bytes + returned * self._region_bytes,
+            figures.away_bytes + away * self._region_bytes,
             figures.waited_ns + late_ns,
             figures.hidden_ns,
             figures.late + late,
@@ -267,7 +267,7 @@ def start(
 
     def tell(seen: Observed, margin: float) -> None:
         if gauge.leaves_it_to_the_broker():
-            peak_bytes = int(seen.load_bytes.max()) + gauge.restable_bytes()
+            peak_bytes = int(seen.load_bytes.max()) + gauge.state_bytes()
             gauge.tell(peak_bytes, planning.ways(seen, rates(), margin))
 
     said: set[str] = set()
@@ -289,7 +289,7 @@ def start(
     if not record["swap"]["overflows"]:
         record["swap"]["start_fd"] = asked_fd  # it has begun
         record["swap"]["overflows"] = 1
-    if not on_device:  # a forked child can reach nothing that is on a GPU, and no pages can rest there
+    if not on_device:  # a forked child can reach nothing that is on a GPU, and no state can leave from there
         allow(heap, wishes)
         os.register_at_fork(before=swapper.hold, after_in_parent=swapper.go_on, after_in_child=swapper.leave_to_parent)
     return swapper

@@ -39,7 +39,7 @@ off)."""
 
 _SHARES = (16, 18, 2, 0)
 """Of the window, in 48ths: the first stream's arenas in the order of ``Arena``. One that is full takes from others.
-Nothing rests. What is no 48th is ``Arena.LONG``'s, too."""
+No optimizer state leaves. What is no 48th is ``Arena.LONG``'s, too."""
 _SIDE_SHARE = 4
 _WHOLE = 48
 

@@ -212,14 +212,14 @@ def _first(snapshot: Snapshot, profiling_ns: int) -> int:
 def _demand(snapshot: Snapshot) -> tuple[Int64s, Int64s]:
     """Return what all jobs are predicted to hold from now on if nobody begins."""
     promised = level(0)
-    resting = 0
+    kept = 0
     for i in range(snapshot.n):
         job = job_at(snapshot, i)
         if _is_inside(snapshot, i):
             promised = added(promised, iteration_demand(job, _lasts_ns(snapshot, i), snapshot.now_ns - job.started_ns))
         else:
-            resting += job.held
-    return promised[0], promised[1] + resting
+            kept += job.held
+    return promised[0], promised[1] + kept
 
 
 @compiled

@@ -15,8 +15,8 @@ from zico.launch.jobs import job_environment
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHECKS = FRAMEWORK / "torch_resting_checks.py"
-VICTIM = FRAMEWORK / "torch_resting_victim.py"
+CHECKS = FRAMEWORK / "torch_state_checks.py"
+VICTIM = FRAMEWORK / "torch_state_victim.py"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def roomy() -> Iterator[Pool]:
 def swapping(made: Pool, *arguments: object) -> Script:
     """Start a Python job that swaps to memory."""
     wish = Wish("swap", tier="memory:1GiB")
-    environment = job_environment(clean_environment(), made.socket, "rests", wish=wish)
+    environment = job_environment(clean_environment(), made.socket, "stateful", wish=wish)
     return Script([str(argument) for argument in arguments], environment)
 
 
@@ -49,10 +49,10 @@ def test_in_a_job_that_swaps(roomy: Pool, name: str) -> None:
 
 @pytest.mark.timeout(2 * PATIENCE_S)
 def test_a_job_killed_while_its_state_rests_leaves_nothing(roomy: Pool) -> None:
-    """Invariant 5: what rests dies with its process, and the pool has all its regions."""
+    """Invariant 5: what is away dies with its process, and the pool has all its regions."""
     with swapping(roomy, VICTIM) as process:
-        assert process.line() == "resting"
-        place = place_of(roomy, "rests", process)
+        assert process.line() == "away"
+        place = place_of(roomy, "stateful", process)
         assert roomy.jobs["held"][place] > 0
         process.process.kill()
         roomy.settled(lambda look: look.held(place) == 0, "the dead job's memory is the pool's").check()

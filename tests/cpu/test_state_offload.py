@@ -1,4 +1,4 @@
-"""What an optimizer keeps rests between steps where memory is short, and is back before the next step."""
+"""What an optimizer keeps leaves between steps where memory is short, and is back before the next step."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from zico.offload.swap_schedule import LEAD_NS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REST_LIMIT = 64
+MOST = 64
 MS = 1_000_000
 
 
 @contextlib.contextmanager
 def apart(tenant: Tenant) -> Iterator[None]:
-    """Let what this thread allocates lie where it can rest."""
-    tenant.record[0]["rest"]["thread"] = threading.get_ident()
+    """Let what this thread allocates lie where it can leave from."""
+    tenant.record[0]["optimizer"]["thread"] = threading.get_ident()
     yield
-    tenant.record[0]["rest"]["thread"] = 0
+    tenant.record[0]["optimizer"]["thread"] = 0
 
 
-def state(tenant: Tenant, n: int, *, most: int = REST_LIMIT) -> int:
+def state(tenant: Tenant, n: int, *, most: int = MOST) -> int:
     """Let an optimizer allocate ``n`` regions in its first step; returns where."""
-    tenant.record[0]["rest"]["limit"] = most
+    tenant.record[0]["optimizer"]["limit"] = most
     state_offload.begin_step(tenant.record[0])
     with apart(tenant):
         address = tenant.allocate(n * GRANULE_BYTES)
@@ -44,24 +44,24 @@ def state(tenant: Tenant, n: int, *, most: int = REST_LIMIT) -> int:
 
 def figures(tenant: Tenant, *names: str) -> list[int]:
     """Return figures of the heap."""
-    return [int(tenant.record[0]["rest"][name]) for name in names]
+    return [int(tenant.record[0]["optimizer"][name]) for name in names]
 
 
-def test_it_rests_when_memory_is_short_and_is_back_before_the_step() -> None:
-    """Invariants 4 and 9: a tensor that finds no room gets what rests; before the step it is the state's again."""
+def test_it_leaves_when_memory_is_short_and_is_back_before_the_step() -> None:
+    """Invariants 4 and 9: a tensor that finds no room gets what it lacks; before the step it is the state's again."""
     with tenants(8, 1) as (a,):
         kept = state(a, 4)
         small = a.allocate(3 * GRANULE_BYTES)
-        assert figures(a, "restable", "resting") == [4, 0], "there is room"
+        assert figures(a, "in_use", "away") == [4, 0], "there is room"
         large = a.allocate(3 * GRANULE_BYTES)
         assert not a.is_spilled(large)
-        assert (a.job["held"], *figures(a, "resting")) == (8, 2), "what it lacks and no more"
+        assert (a.job["held"], *figures(a, "away")) == (8, 2), "what it lacks and no more"
         a.check(kept)
         a.check_structure()
         a.free(large)
         a.free(small)
         state_offload.begin_step(a.record[0])
-        assert (a.job["held"], *figures(a, "resting", "rested", "woken", "late")) == (4, 0, 2, 2, 1)
+        assert (a.job["held"], *figures(a, "away", "left", "returned", "late")) == (4, 0, 2, 2, 1)
         assert a.job["spilled_bytes"] == a.job["evictions"] == 0
         a.check(kept)
         a.check_structure()
@@ -69,7 +69,7 @@ def test_it_rests_when_memory_is_short_and_is_back_before_the_step() -> None:
         check_counters(a.member)
 
 
-def test_what_rests_has_memory_once() -> None:
+def test_what_is_away_has_memory_once() -> None:
     """Invariants 1 and 9: by the kernel what is back has its own pages, and the pool none for them."""
     with tenants(8, 1) as (a,):
         kept = state(a, 4)
@@ -82,7 +82,7 @@ def test_what_rests_has_memory_once() -> None:
         a.free(kept)
 
 
-def test_nothing_rests_in_a_step_nor_beyond_what_tiers_have() -> None:
+def test_nothing_leaves_in_a_step_nor_beyond_what_tiers_have() -> None:
     """During a step the state stays; between steps no more of it goes than there is room for; the rest spills."""
     with tenants(16, 1) as (a,):
         a.member.set_limit(0, 8)
@@ -93,7 +93,7 @@ def test_nothing_rests_in_a_step_nor_beyond_what_tiers_have() -> None:
         a.free(during)
         state_offload.end_step(a.record[0])
         assert not a.is_spilled(a.allocate(6 * GRANULE_BYTES))
-        assert figures(a, "resting") == [2]
+        assert figures(a, "away") == [2]
         assert a.is_spilled(a.allocate(GRANULE_BYTES))
         a.free_all()
 
@@ -104,7 +104,7 @@ def test_what_has_no_room_in_a_step_stays_out_and_is_counted() -> None:
         kept = state(a, 4)
         a.allocate(6 * GRANULE_BYTES)
         state_offload.begin_step(a.record[0])
-        assert (a.job["held"], *figures(a, "resting", "woken", "late")) == (8, 2, 0, 1)
+        assert (a.job["held"], *figures(a, "away", "returned", "late")) == (8, 2, 0, 1)
         assert a.job["spilled_bytes"] == 2 * GRANULE_BYTES
         a.check(kept)
         a.free_all()
@@ -121,21 +121,21 @@ def test_a_step_waits_for_what_others_hold() -> None:
         b.free(theirs)
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
-        assert (a.job["held"], *figures(a, "resting", "late")) == (4, 0, 1)
+        assert (a.job["held"], *figures(a, "away", "late")) == (4, 0, 1)
         a.check(kept)
         a.free_all()
 
 
-def test_what_does_not_come_back_rests_again() -> None:
+def test_what_does_not_come_back_is_away_again() -> None:
     """Invariant 7: others keep the memory for longer than a job waits; the step goes on, and all is as before."""
     with tenants(8, 2, claims=False) as (a, b):
         kept = state(a, 4)
         a.free(a.allocate(8 * GRANULE_BYTES))
         theirs = b.allocate(6 * GRANULE_BYTES)
         state_offload.begin_step(a.record[0])
-        assert (a.job["evicted"], *figures(a, "resting", "late")) == (4, 0, 1)
+        assert (a.job["evicted"], *figures(a, "away", "late")) == (4, 0, 1)
         state_offload.end_step(a.record[0])
-        assert (a.job["evicted"], *figures(a, "resting")) == (0, 4)
+        assert (a.job["evicted"], *figures(a, "away")) == (0, 4)
         a.check_structure()
         b.free(theirs)
         state_offload.begin_step(a.record[0])
@@ -149,19 +149,19 @@ def test_what_has_room_comes_back_ahead_of_the_step() -> None:
     with tenants(8, 1) as (a,):
         kept = state(a, 4)
         large = a.allocate(8 * GRANULE_BYTES)
-        assert (state_offload.wake_ahead(a.record[0]), *figures(a, "resting")) == (0, 4)
+        assert (state_offload.return_ahead(a.record[0]), *figures(a, "away")) == (0, 4)
         a.free(large)
         small = a.allocate(5 * GRANULE_BYTES)
-        assert (state_offload.wake_ahead(a.record[0]), *figures(a, "resting", "woken")) == (3, 1, 3)
+        assert (state_offload.return_ahead(a.record[0]), *figures(a, "away", "returned")) == (3, 1, 3)
         assert a.job["held"] == 8
         again = a.allocate(2 * GRANULE_BYTES)
-        assert (a.job["held"], *figures(a, "resting")) == (8, 3)
+        assert (a.job["held"], *figures(a, "away")) == (8, 3)
         a.free(again)
         a.free(small)
-        assert state_offload.wake_ahead(a.record[0]) == 3
+        assert state_offload.return_ahead(a.record[0]) == 3
         state_offload.begin_step(a.record[0])
-        assert (a.job["held"], *figures(a, "resting", "late")) == (4, 0, 0)
-        assert state_offload.wake_ahead(a.record[0]) == 0
+        assert (a.job["held"], *figures(a, "away", "late")) == (4, 0, 0)
+        assert state_offload.return_ahead(a.record[0]) == 0
         a.check(kept)
         a.free_all()
 
@@ -173,16 +173,16 @@ def test_what_others_hold_does_not_come_back_ahead_of_the_step() -> None:
         a.free(a.allocate(8 * GRANULE_BYTES))
         theirs = b.allocate(6 * GRANULE_BYTES)
         waited_ns = int(a.job["need_waited_ns"])
-        assert (state_offload.wake_ahead(a.record[0]), *figures(a, "resting", "lacking", "woken")) == (0, 4, 4, 0)
+        assert (state_offload.return_ahead(a.record[0]), *figures(a, "away", "lacking", "returned")) == (0, 4, 4, 0)
         assert (a.job["evicted"], a.job["need_waited_ns"]) == (0, waited_ns)
         b.free(theirs)
-        assert (state_offload.wake_ahead(a.record[0]), *figures(a, "lacking")) == (4, 0)
+        assert (state_offload.return_ahead(a.record[0]), *figures(a, "lacking")) == (4, 0)
         a.check(kept)
         a.free_all()
 
 
 def due_at(lead: Lead, begin_ms: int) -> int:
-    """Let an iteration of 20 ms have an event in each; returns the first at which what rests is to come back."""
+    """Let an iteration of 20 ms have an event in each; returns the first at which the state is to come back."""
     return [lead.is_due((begin_ms + at) * MS) for at in range(20)].index(True)
 
 
@@ -204,7 +204,7 @@ def test_a_lead_begins_earlier_when_something_was_late() -> None:
     assert due_at(lead, 500) == 0, "another optimizer's step changes nothing"
 
 
-def test_a_job_that_nobody_else_can_help_lets_its_own_state_rest_first() -> None:
+def test_a_job_that_nobody_else_can_help_lets_its_own_state_leave_first() -> None:
     """Two jobs that wait for one another's memory: one goes on by what it need not have, and nobody is asked."""
     with tenants(8, 2, claims=False, wait_limit_s=DEADLINE_S) as (a, b):
         state(a, 3)
@@ -213,7 +213,7 @@ def test_a_job_that_nobody_else_can_help_lets_its_own_state_rest_first() -> None
         until(lambda: b.job["waiting_threads"] == 1)
         more = a.allocate(2 * GRANULE_BYTES)
         assert not a.is_spilled(more)
-        assert figures(a, "resting") == [2]
+        assert figures(a, "away") == [2]
         assert a.job["evictions"] == b.job["evictions"] == 0
         wanted = int(a.job["current"]["held"].max())
         a.free_all()
@@ -223,13 +223,13 @@ def test_a_job_that_nobody_else_can_help_lets_its_own_state_rest_first() -> None
         b.free_all()
 
 
-def test_a_state_that_dies_while_it_rests_leaves_nothing() -> None:
-    """Freed while it rests, it needs no region; and its slots are used as ever."""
+def test_a_state_that_dies_while_it_is_away_leaves_nothing() -> None:
+    """Freed while it is away, it needs no region; and its slots are used as ever."""
     with tenants(8, 1) as (a,):
         kept = state(a, 4)
         large = a.allocate(7 * GRANULE_BYTES)
         a.free(kept)
-        assert (a.job["held"], *figures(a, "resting")) == (7, 0)
+        assert (a.job["held"], *figures(a, "away")) == (7, 0)
         a.free(large)
         state(a, 4)
         assert a.job["held"] == 4
@@ -238,7 +238,7 @@ def test_a_state_that_dies_while_it_rests_leaves_nothing() -> None:
         check_counters(a.member)
 
 
-def test_no_write_is_lost_while_it_rests_and_comes_back() -> None:
+def test_no_write_is_lost_while_it_is_away_and_comes_back() -> None:
     """Invariants 4 and 6: threads and the kernel write all the while; each word is what was last written there."""
     n = 4
     with tenants(2 * n, 1) as (a,):
@@ -248,16 +248,16 @@ def test_no_write_is_lost_while_it_rests_and_comes_back() -> None:
         writers = Writers(address, n * GRANULE_BYTES // PAGE_BYTES)
         for _ in range(20):
             other = a.allocate(2 * n * GRANULE_BYTES)
-            assert figures(a, "resting") == [n]
+            assert figures(a, "away") == [n]
             a.free(other)
             state_offload.begin_step(a.record[0])
-            assert figures(a, "resting") == [0]
+            assert figures(a, "away") == [0]
             state_offload.end_step(a.record[0])
         writers.stop()
 
 
 @pytest.mark.parametrize("attached", [Attached.NO, Attached.FORKED])
-def test_a_process_that_is_in_no_pool_lets_nothing_rest(attached: Attached) -> None:
+def test_a_process_that_is_in_no_pool_lets_nothing_leave(attached: Attached) -> None:
     """Invariant 10: in a forked child, or before and after its life in the pool, steps change nothing."""
     with tenants(8, 1) as (a,):
         state(a, 4)
@@ -265,5 +265,5 @@ def test_a_process_that_is_in_no_pool_lets_nothing_rest(attached: Attached) -> N
         a.record[0]["attached"] = attached
         state_offload.begin_step(a.record[0])
         state_offload.end_step(a.record[0])
-        assert (a.job["held"], *figures(a, "resting")) == (8, 2)
+        assert (a.job["held"], *figures(a, "away")) == (8, 2)
         a.free_all()

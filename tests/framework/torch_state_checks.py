@@ -1,4 +1,4 @@
-"""What is true of an optimizer's state in a job that swaps; run by ``test_torch_resting.py``."""
+"""What is true of an optimizer's state in a job that swaps; run by ``test_torch_state.py``."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ class Training:
 
 @contextlib.contextmanager
 def away(training: Training) -> Iterator[list[torch.Tensor]]:
-    """Let the state rest: a tensor takes all that the job may hold; gives a list that holds it."""
+    """Let the state leave: a tensor takes all that the job may hold; gives a list that holds it."""
     held_bytes = int(record()["held"]) * joined().pool.region_bytes
     state_bytes = sum(tensor.nbytes for tensor in training.state())
     with limited(held_bytes):
         others = [torch.empty(state_bytes - MIB, dtype=torch.uint8)]
-        assert heap()["rest"]["resting"] > 0
+        assert heap()["optimizer"]["away"] > 0
         yield others
 
 
@@ -129,12 +129,12 @@ def check_less_memory_gives_the_same_bits() -> None:
         bits, peak = expected.bits(), int(record()["peak_held"])
         del expected
         before = {name: int(record()[name]) for name in ("out_bytes", "in_bytes", "spilled_bytes")}
-        rested = int(heap()["rest"]["rested"])
+        had_left = int(heap()["optimizer"]["left"])
         with limited(round(share * peak) * joined().pool.region_bytes):
             record()["peak_held"] = 0
             assert trained(make).bits() == bits
             assert record()["peak_held"] <= round(share * peak)
-        assert heap()["rest"]["rested"] > rested
+        assert heap()["optimizer"]["left"] > had_left
         assert record()["spilled_bytes"] == before["spilled_bytes"]
         assert min(int(record()[name]) - before[name] for name in ("out_bytes", "in_bytes")) > 0
 
@@ -145,7 +145,7 @@ def check_it_is_at_its_address_before_the_step() -> None:
     addresses = [tensor.data_ptr() for tensor in training.state()]
     training.backward()
     seen: list[int] = []
-    training.optimizer.register_step_pre_hook(lambda *_: seen.append(int(heap()["rest"]["resting"])))
+    training.optimizer.register_step_pre_hook(lambda *_: seen.append(int(heap()["optimizer"]["away"])))
     with away(training) as others:
         others.clear()
         training.optimizer.step()
@@ -189,7 +189,7 @@ def check_a_forked_child_has_it_while_it_is_away() -> None:
 
 
 def check_a_loaded_state_can_rest() -> None:
-    """What ``load_state_dict`` makes lies where it can rest, and is the state that was saved."""
+    """What ``load_state_dict`` makes lies where it can leave from, and is the state that was saved."""
     first, second = Training(), Training()
     second.optimizer.load_state_dict(first.optimizer.state_dict())
     second.step()
@@ -205,15 +205,15 @@ def check_two_optimizers() -> None:
     """Each of two states is back before either steps, with some room for what is still being copied then."""
     training = Training(layers=3)
     other = Training(layers=3)
-    rested = int(heap()["rest"]["rested"])
+    had_left = int(heap()["optimizer"]["left"])
     with limited(int(record()["held"]) * joined().pool.region_bytes + 2 * MIB):
         for _ in range(STEPS):
             training.backward()
             other.backward()
             training.optimizer.step()
-            assert heap()["rest"]["resting"] == 0
+            assert heap()["optimizer"]["away"] == 0
             other.optimizer.step()
-    assert heap()["rest"]["rested"] > rested
+    assert heap()["optimizer"]["left"] > had_left
     assert training.bits() == other.bits()
 
 
@@ -231,13 +231,13 @@ def check_a_step_without_room_goes_on() -> None:
 
 
 def check_nothing_is_left() -> None:
-    """When all is dead nothing rests, and the job holds nothing."""
+    """When all is dead nothing is away, and the job holds nothing."""
     training = Training()
     with away(training):
         pass
     del training
     gc.collect()
-    assert (int(heap()["rest"]["resting"]), int(record()["live_bytes"])) == (0, 0)
+    assert (int(heap()["optimizer"]["away"]), int(record()["live_bytes"])) == (0, 0)
     assert (int(record()["held"]), int(record()["evicted"])) == (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Train until the optimizer's state rests, say so, and wait to be killed."""
+"""Train until the optimizer's state is away, say so, and wait to be killed."""
 
 # ruff: noqa: T201 - a script that talks to its test
 
@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import sys
 
-from torch_resting_checks import Training, away
+from torch_state_checks import Training, away
 
 
 def main() -> None:
     """Do so."""
     with away(Training()):
-        print("resting", flush=True)
+        print("away", flush=True)
         sys.stdin.readline()
 
 
