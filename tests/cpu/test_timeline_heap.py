@@ -304,7 +304,7 @@ def test_a_refused_call_of_the_device_loses_nothing(device: SoftwareDevice, what
         b.free_all()
 
 
-def test_small_tensors_are_cells_of_a_chunk(device: SoftwareDevice) -> None:
+def test_small_tensors_are_units_of_a_chunk(device: SoftwareDevice) -> None:
     """Small tensors of one size lie side by side in a chunk; each size and each stream has chunks of its own."""
     with jobs(device, 8, 1) as (job,):
         made = [job.allocate(1000) for _ in range(2000)]

@@ -17,7 +17,7 @@ from zico.device.cuda.managed import allocate
 from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.cuda import on_stream, slab
-from zico.heap.layout import CELL_SIZES, GRANULE_BYTES, HEAP
+from zico.heap.layout import GRANULE_BYTES, HEAP, UNIT_SIZES
 from zico.job.device_timeline import DeviceTimeline
 from zico.pool.table import PoolTable
 
@@ -209,5 +209,5 @@ class TwinTenant:
 def _range_bytes(size_bytes: int) -> int:
     """Return what a tensor of a size takes."""
     if size_bytes <= slab.MOST_BYTES:
-        return min(size for size in CELL_SIZES if size >= size_bytes)
-    return -(-max(size_bytes, GRANULE_BYTES) // CELL_SIZES[0]) * CELL_SIZES[0]
+        return min(size for size in UNIT_SIZES if size >= size_bytes)
+    return -(-max(size_bytes, GRANULE_BYTES) // UNIT_SIZES[0]) * UNIT_SIZES[0]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-CELL_BYTES = 512
+UNIT_BYTES = 512
 FIRST, SECOND = 11, 12
 CORE = (
     *("_cuda_memoryStats", "_cuda_resetPeakMemoryStats", "_cuda_resetAccumulatedMemoryStats", "_cuda_memorySnapshot"),
@@ -88,19 +88,19 @@ def test_figures_are_those_of_the_heap(place: Place, session: SimpleNamespace, v
     """Tensors, regions and peaks are what came and went; Zico's reports keep the peaks that PyTorch resets."""
     asked = VIEWS[view]
     small, large = allocate(place, 100), allocate(place, 2 * MIB)
-    assert asked.memory_allocated() == 2 * MIB + CELL_BYTES
+    assert asked.memory_allocated() == 2 * MIB + UNIT_BYTES
     assert asked.memory_reserved() == 3 * MIB
     free(place, large)
     free(place, allocate(place, MIB))
-    assert (asked.memory_allocated(), asked.max_memory_allocated()) == (CELL_BYTES, 2 * MIB + CELL_BYTES)
+    assert (asked.memory_allocated(), asked.max_memory_allocated()) == (UNIT_BYTES, 2 * MIB + UNIT_BYTES)
     assert (asked.memory_reserved(), asked.max_memory_reserved()) == (MIB, 3 * MIB)
     asked.reset_peak_memory_stats()
-    assert (asked.max_memory_allocated(), asked.max_memory_reserved()) == (CELL_BYTES, MIB)
+    assert (asked.max_memory_allocated(), asked.max_memory_reserved()) == (UNIT_BYTES, MIB)
     assert asked.memory_stats()["allocation.all.peak"] == 1
-    assert session.record["peak_live_bytes"] == 2 * MIB + CELL_BYTES
+    assert session.record["peak_live_bytes"] == 2 * MIB + UNIT_BYTES
     assert session.record["peak_held"] == 3
     free(place, allocate(place, MIB))
-    assert asked.max_memory_allocated() == MIB + CELL_BYTES
+    assert asked.max_memory_allocated() == MIB + UNIT_BYTES
     free(place, small)
 
 
@@ -201,7 +201,7 @@ def test_a_snapshot_shows_every_tensor(place: Place, session: SimpleNamespace, t
 
 def test_a_large_snapshot_is_whole(place: Place, session: SimpleNamespace) -> None:
     """More tensors than a first look has room for are all there."""
-    made = [allocate(place, 100) for _ in range(2 * MIB // CELL_BYTES)]
+    made = [allocate(place, 100) for _ in range(2 * MIB // UNIT_BYTES)]
     (one,) = torch.cuda.memory_snapshot()
     assert [it["address"] for it in one["blocks"]] == sorted(made)
     assert (one["allocated_size"], one["total_size"]) == (2 * MIB, 2 * MIB)

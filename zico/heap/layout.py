@@ -9,11 +9,11 @@ a gap::
 Offsets count from the start of the window. A block starts in a granule of its own, because no
 tensor in the pool is smaller than a granule; so the granule's number finds the block.
 
-On a device that takes every tensor there are smaller ones, cells: a chunk is cut into cells of one
+On a device that takes every tensor there are smaller ones, units: a chunk is cut into units of one
 size, and is itself a block to the arena that it lies in. There, each stream but the first has an
 arena of its own, before the next tier's::
 
-    EXTRA [chunk: | cell | cell | ...] | ... | STATE | stream 1 ... | stream 2 ... | ...
+    EXTRA [chunk: | unit | unit | ...] | ... | STATE | stream 1 ... | stream 2 ... | ...
 
 Compiled code finds the records by the functions below. This process's own heap record has a symbol,
 to which the hooks' machine code refers (``zico.heap.hooks``).
@@ -79,12 +79,12 @@ class Arena(enum.IntEnum):
 
 CHUNK_SHIFT = 20
 CHUNK_BYTES = 1 << CHUNK_SHIFT
-"""What small tensors are cut from (1 MiB): room for 32 of the largest cells."""
-CELL_STEP_BYTES = 512
-"""What sizes of cells are multiples of, and what tensors are aligned to, as PyTorch's own allocator does on CUDA."""
-CELL_SIZES = tuple(CELL_STEP_BYTES * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64))
-"""Powers of two and one and a half times these, up to half a granule: at most a third of a cell is unused."""
-MOST_CELLS = CHUNK_BYTES // CELL_STEP_BYTES
+"""What small tensors are cut from (1 MiB): room for 32 of the largest units."""
+UNIT_STEP_BYTES = 512
+"""What sizes of units are multiples of, and what tensors are aligned to, as PyTorch's own allocator does on CUDA."""
+UNIT_SIZES = tuple(UNIT_STEP_BYTES * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64))
+"""Powers of two and one and a half times these, up to half a granule: at most a third of a unit is unused."""
+MOST_UNITS = CHUNK_BYTES // UNIT_STEP_BYTES
 MAX_CHUNKS = 1 << 14
 """16 GiB of small tensors; further ones get a granule each."""
 MAX_DEFERRED = 1 << 13
@@ -98,8 +98,8 @@ OTHER_STREAM = 1 << STREAMS
 """In a tensor's uses, which have a bit for each stream slot: also by streams that no slot stands for."""
 FREED = 1 << (STREAMS + 1)
 """In a tensor's uses: freed, and waits for other streams."""
-CELL_LIVES = 1 << (STREAMS + 2)
-"""In a cell's uses: there is a tensor in it."""
+UNIT_LIVES = 1 << (STREAMS + 2)
+"""In a unit's uses: there is a tensor in it."""
 
 
 class Attached(enum.IntEnum):
@@ -176,27 +176,27 @@ class Stream(Record):
     unmarked_bytes: I8  # freed on it since its last mark
     users: I8  # live tensors that say they were used on it
     awaited: Annotated[Numbers, "i8", (STREAMS,)]  # values of the job's other streams that it waits for
-    chunks: Annotated[Numbers, "i4", (len(CELL_SIZES),)]  # the first chunk with a free cell of each size, or NOBODY
+    chunks: Annotated[Numbers, "i4", (len(UNIT_SIZES),)]  # the first chunk with a free unit of each size, or NOBODY
 
 
 STREAM = dtype_of(Stream)
 
 
 class Chunk(Record):
-    """A chunk that is cut into cells."""
+    """A chunk that is cut into units."""
 
     offset: I8
-    cell_bytes: I4
+    unit_bytes: I4
     size_class: I4
-    slot: I4  # of the stream that its cells are for
-    previous: I4  # chunks of that stream and size with free cells, NOBODY at the ends
+    slot: I4  # of the stream that its units are for
+    previous: I4  # chunks of that stream and size with free units, NOBODY at the ends
     next: I4  # also: idle chunk records
-    n_cells: I4
+    n_units: I4
     n_live: I4
-    n_fresh: I4  # cells from this one on have never been used
+    n_fresh: I4  # units from this one on have never been used
     n_stacked: I4
-    stack: Annotated[Numbers, "u2", (MOST_CELLS,)]  # used before and free
-    uses: Annotated[Numbers, "i4", (MOST_CELLS,)]
+    stack: Annotated[Numbers, "u2", (MOST_UNITS,)]  # used before and free
+    uses: Annotated[Numbers, "i4", (MOST_UNITS,)]
 
 
 CHUNK = dtype_of(Chunk)
@@ -428,7 +428,7 @@ RECORDING = dtype_of(Recording)
 
 
 class Slab(Record):
-    """Chunks that are cut into cells (``zico.heap.cuda.slab``)."""
+    """Chunks that are cut into units (``zico.heap.cuda.slab``)."""
 
     chunks_address: I8
     chunk_of_address: I8  # by window offset >> CHUNK_SHIFT: number of the chunk + 1, or 0

@@ -39,7 +39,7 @@ from zico.base.libc import private_lock, private_unlock
 from zico.heap import backing, free_list
 from zico.heap.allocator import LARGEST
 from zico.heap.cuda import graph_pools, on_stream, streams
-from zico.heap.layout import CELL_STEP_BYTES, HEAP, PIECE, job_of
+from zico.heap.layout import HEAP, PIECE, UNIT_STEP_BYTES, job_of
 from zico.heap.reclaim import this_thread
 from zico.pool.layout import NOBODY
 from zico.pool.results import NEVER_FITS, NOTHING
@@ -176,7 +176,7 @@ def allocate(heap: HeapRecord, size_bytes: int, stream: int) -> int:
     before = _exchange_mode(heap, _RELAXED)
     private_lock(heap.mutex_address)
     captures = _takes_part(heap, stream)
-    rounded = free_list.align_up(min(size_bytes, LARGEST), CELL_STEP_BYTES)
+    rounded = free_list.align_up(min(size_bytes, LARGEST), UNIT_STEP_BYTES)
     offset = graph_pools.take(heap, stream, rounded) if captures else NOTHING
     private_unlock(heap.mutex_address)
     if offset != NOTHING:

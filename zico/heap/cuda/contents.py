@@ -21,12 +21,12 @@ from zico.base.libc import private_lock, private_unlock
 from zico.base.records import I8, Record, dtype_of
 from zico.heap.cuda import graph_pools, on_stream, slab, streams
 from zico.heap.layout import (
-    CELL_LIVES,
     CHUNK_BYTES,
     FREED,
     GRANULE_BYTES,
     GRANULE_SHIFT,
     HEAP,
+    UNIT_LIVES,
     block_at,
     slot_at,
     slots_of,
@@ -91,7 +91,7 @@ def _write_blocks(heap: HeapRecord, rows: Records[Row], n: int, offset: int, end
             continue
         number = slab.chunk_at(heap, start)
         if number != NOBODY:
-            n = _write_cells(heap, rows, n, number, start)
+            n = _write_units(heap, rows, n, number, start)
         else:
             waits = on_stream.block_uses(heap)[start >> GRANULE_SHIFT] & FREED and not graph_pools.has(heap, start)
             n = _put(heap, rows, n, start, size_bytes, WAITS if waits else LIVES)
@@ -100,14 +100,14 @@ def _write_blocks(heap: HeapRecord, rows: Records[Row], n: int, offset: int, end
 
 
 @compiled
-def _write_cells(heap: HeapRecord, rows: Records[Row], n: int, number: int, start: int) -> int:
+def _write_units(heap: HeapRecord, rows: Records[Row], n: int, number: int, start: int) -> int:
     """Write the tensors in a chunk; returns the number of rows so far."""
     keep_out_of_line()
     size_bytes = slab.bytes_at(heap, number)
     for index in range(CHUNK_BYTES // size_bytes):
         offset = start + index * size_bytes
         uses = slab.uses_at(heap, number, offset)[0]
-        if uses & CELL_LIVES:
+        if uses & UNIT_LIVES:
             n = _put(heap, rows, n, offset, size_bytes, WAITS if uses & FREED else LIVES)
     return n
 

@@ -1,6 +1,6 @@
 """The allocator of a device that works behind the processor's back: every tensor comes here, with its stream.
 
-Small tensors are cells of a slab (``zico.heap.cuda.slab``); those of streams but the first lie in
+Small tensors are units of a slab (``zico.heap.cuda.slab``); those of streams but the first lie in
 an arena of the stream's own (``zico.heap.cuda.streams``). What is said in ``zico.heap.allocator``
 holds here, too.
 
@@ -22,8 +22,6 @@ from zico.heap.allocator import LARGEST, address_of, count, record_held, serve
 from zico.heap.cuda import graph_pools, slab, streams
 from zico.heap.cuda.streams import NO_SLOT
 from zico.heap.layout import (
-    CELL_LIVES,
-    CELL_STEP_BYTES,
     CHUNK_BYTES,
     DEFERRED,
     EXTRA,
@@ -36,6 +34,8 @@ from zico.heap.layout import (
     NO_TENSOR,
     OTHER_STREAM,
     SPILL,
+    UNIT_LIVES,
+    UNIT_STEP_BYTES,
     USES,
     block_at,
     job_of,
@@ -81,7 +81,7 @@ def uses_at(heap: HeapRecord, offset: int) -> Array:
     number = slab.chunk_at(heap, offset)
     if number != NOBODY:
         uses = slab.uses_at(heap, number, offset)
-        return uses[:1] if len(uses) == 1 and uses[0] & (CELL_LIVES | FREED) == CELL_LIVES else uses[:0]
+        return uses[:1] if len(uses) == 1 and uses[0] & (UNIT_LIVES | FREED) == UNIT_LIVES else uses[:0]
     granule = offset >> GRANULE_SHIFT
     uses = block_uses(heap)[granule : granule + 1]
     return uses[:1] if placing.is_block(heap, offset) and uses[0] & FREED == 0 else uses[:0]
@@ -266,7 +266,7 @@ def allocate_on(heap: HeapRecord, size_bytes: int, stream: int) -> int:
     if slot == NO_SLOT or heap.streams.lost != 0:
         offset = NEVER_FITS
     elif size_bytes <= slab.MOST_BYTES:
-        offset = _serve_cell(heap, me, slot, size_bytes)
+        offset = _serve_unit(heap, me, slot, size_bytes)
     else:
         offset = _serve_block(heap, me, slot, size_bytes)
     if offset >= 0 and streams.stream_at(heap, slot).handle != stream:
@@ -302,12 +302,12 @@ def _follow(heap: HeapRecord, me: Job, offset: int, slot: int, stream: int) -> i
 @compiled
 def _serve_block(heap: HeapRecord, me: Job, slot: int, size_bytes: int) -> int:
     """Find room for a tensor of at least a granule on a stream."""
-    rounded = free_list.align_up(max(min(size_bytes, LARGEST), GRANULE_BYTES), CELL_STEP_BYTES)
-    return serve(heap, me, slot, size_bytes, rounded, CELL_STEP_BYTES)
+    rounded = free_list.align_up(max(min(size_bytes, LARGEST), GRANULE_BYTES), UNIT_STEP_BYTES)
+    return serve(heap, me, slot, size_bytes, rounded, UNIT_STEP_BYTES)
 
 
 @compiled
-def _serve_cell(heap: HeapRecord, me: Job, slot: int, size_bytes: int) -> int:
+def _serve_unit(heap: HeapRecord, me: Job, slot: int, size_bytes: int) -> int:
     """Find room for a small tensor on a stream; returns as ``serve``."""
     size_class = slab.class_of(size_bytes)
     offset = slab.take(heap, slot, size_class)
@@ -325,12 +325,12 @@ def _serve_cell(heap: HeapRecord, me: Job, slot: int, size_bytes: int) -> int:
 
 @compiled
 def _cut(heap: HeapRecord, me: Job, number: int, slot: int, size_class: int) -> int:
-    """Find room for a chunk and take its first cell, or one that is freed meanwhile; returns as ``serve``."""
+    """Find room for a chunk and take its first unit, or one that is freed meanwhile; returns as ``serve``."""
     keep_out_of_line()
     arena = EXTRA if slot == MAIN else SPILL + slot
     chunk = placing.place(heap, arena, history.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
     if chunk in (MUST_WAIT, NEVER_FITS):
-        hand_over(heap)  # a cell behind other streams' work is better than one that this thread waits for
+        hand_over(heap)  # a unit behind other streams' work is better than one that this thread waits for
         offset = slab.take(heap, slot, size_class)
         if offset != NOTHING:
             slab.disclaim(heap, number)

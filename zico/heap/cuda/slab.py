@@ -1,10 +1,10 @@
-"""Cells: tensors below a granule, cut from chunks that the arenas see as blocks.
+"""Slabs: chunks that the arenas see as blocks, cut into units for tensors below a granule.
 
-A chunk's cells are of one size and for one stream. Chunks of a stream and size that have a free
-cell are in a list; the first one serves. A chunk whose last tensor is freed goes back to its arena.
+A chunk's units are of one size and for one stream. Chunks of a stream and size that have a free
+unit are in a list; the first one serves. A chunk whose last tensor is freed goes back to its arena.
 All is O(1); no memory of the device is touched::
 
-    chunk of 512-byte cells   | live | live | free: stack | live | fresh ... |
+    chunk of 512-byte units   | live | live | free: stack | live | fresh ... |
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import numpy as np
 from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line, record_at
 from zico.heap import placing
 from zico.heap.cuda.streams import stream_at
-from zico.heap.layout import CELL_LIVES, CELL_SIZES, CELL_STEP_BYTES, CHUNK, CHUNK_BYTES, CHUNK_SHIFT, MAX_CHUNKS
+from zico.heap.layout import CHUNK, CHUNK_BYTES, CHUNK_SHIFT, MAX_CHUNKS, UNIT_LIVES, UNIT_SIZES, UNIT_STEP_BYTES
 from zico.pool.layout import NOBODY
 from zico.pool.results import NOTHING
 
 if TYPE_CHECKING:
     from zico.heap.layout import Chunk, HeapRecord, Stream
 
-MOST_BYTES = CELL_SIZES[-1]
-"""The largest tensor that gets a cell."""
+MOST_BYTES = UNIT_SIZES[-1]
+"""The largest tensor that gets a unit."""
 
 _CHUNK_RECORD_BYTES = CHUNK.itemsize
 _I32 = np.dtype("i4")
-_SIZES = np.array(CELL_SIZES, np.int64)
+_SIZES = np.array(UNIT_SIZES, np.int64)
 # Class of a size of so many steps, rounded up; entry 0 is never asked for.
-_CLASSES = np.searchsorted(_SIZES, np.arange(MOST_BYTES // CELL_STEP_BYTES + 1) * CELL_STEP_BYTES).astype(np.uint8)
+_CLASSES = np.searchsorted(_SIZES, np.arange(MOST_BYTES // UNIT_STEP_BYTES + 1) * UNIT_STEP_BYTES).astype(np.uint8)
 
 
 @inlined
 def class_of(size_bytes: int) -> int:
     """Return the size class of a tensor of at most ``MOST_BYTES``."""
-    return int(_CLASSES[(size_bytes + CELL_STEP_BYTES - 1) // CELL_STEP_BYTES])
+    return int(_CLASSES[(size_bytes + UNIT_STEP_BYTES - 1) // UNIT_STEP_BYTES])
 
 
 @inlined
 def bytes_of(size_class: int) -> int:
-    """Return the size of a class's cells."""
+    """Return the size of a class's units."""
     return int(_SIZES[size_class])
 
 
@@ -58,28 +58,28 @@ def chunk_at(heap: HeapRecord, offset: int) -> int:
 
 @inlined
 def slot_at(heap: HeapRecord, number: int) -> int:
-    """Return the stream slot that a chunk's cells are for."""
+    """Return the stream slot that a chunk's units are for."""
     return _chunk(heap, number).slot
 
 
 @inlined
 def bytes_at(heap: HeapRecord, number: int) -> int:
-    """Return the size of a chunk's cells."""
-    return _chunk(heap, number).cell_bytes
+    """Return the size of a chunk's units."""
+    return _chunk(heap, number).unit_bytes
 
 
 @inlined
 def uses_at(heap: HeapRecord, number: int, offset: int) -> Any:  # noqa: ANN401 - an array of one int32
-    """Return the uses of the cell that begins at an offset; an array of none if none does."""
+    """Return the uses of the unit that begins at an offset; an array of none if none does."""
     chunk = _chunk(heap, number)
-    index = (offset - chunk.offset) // chunk.cell_bytes
-    begins = chunk.offset + index * chunk.cell_bytes == offset and index < chunk.n_cells
+    index = (offset - chunk.offset) // chunk.unit_bytes
+    begins = chunk.offset + index * chunk.unit_bytes == offset and index < chunk.n_units
     return chunk.uses[index : index + 1] if begins else chunk.uses[:0]
 
 
 @compiled
 def take(heap: HeapRecord, slot: int, size_class: int) -> int:
-    """Return the offset of a free cell, or ``NOTHING`` if a chunk is needed first (``claim``)."""
+    """Return the offset of a free unit, or ``NOTHING`` if a chunk is needed first (``claim``)."""
     stream = stream_at(heap, slot)
     number = stream.chunks[size_class]
     if number == NOBODY:
@@ -91,11 +91,11 @@ def take(heap: HeapRecord, slot: int, size_class: int) -> int:
     else:
         index = np.int64(chunk.n_fresh)
         chunk.n_fresh += 1
-    chunk.uses[index] = CELL_LIVES
+    chunk.uses[index] = UNIT_LIVES
     chunk.n_live += 1
-    if chunk.n_live == chunk.n_cells:
+    if chunk.n_live == chunk.n_units:
         _unlink(heap, stream, number)
-    return int(chunk.offset + index * chunk.cell_bytes)
+    return int(chunk.offset + index * chunk.unit_bytes)
 
 
 @compiled
@@ -121,14 +121,14 @@ def disclaim(heap: HeapRecord, number: int) -> None:
 
 @compiled
 def adopt(heap: HeapRecord, number: int, offset: int, slot: int, size_class: int) -> None:
-    """Cut the block of a chunk's size that begins at an offset into cells."""
+    """Cut the block of a chunk's size that begins at an offset into units."""
     keep_out_of_line()
     chunk = _chunk(heap, number)
     chunk.offset = offset
     chunk.size_class = size_class
-    chunk.cell_bytes = bytes_of(size_class)
+    chunk.unit_bytes = bytes_of(size_class)
     chunk.slot = slot
-    chunk.n_cells = CHUNK_BYTES // chunk.cell_bytes
+    chunk.n_units = CHUNK_BYTES // chunk.unit_bytes
     chunk.n_live = 0
     chunk.n_fresh = 0
     chunk.n_stacked = 0
@@ -143,14 +143,14 @@ def _note_chunk(heap: HeapRecord, offset: int, entry: int) -> None:
 
 @compiled
 def give(heap: HeapRecord, number: int, offset: int) -> None:
-    """Free a cell; the chunk goes back to its arena when it was the last one."""
+    """Free a unit; the chunk goes back to its arena when it was the last one."""
     chunk = _chunk(heap, number)
     stream = stream_at(heap, chunk.slot)
-    index = (offset - chunk.offset) // chunk.cell_bytes
+    index = (offset - chunk.offset) // chunk.unit_bytes
     chunk.uses[index] = 0
     chunk.stack[chunk.n_stacked] = index
     chunk.n_stacked += 1
-    if chunk.n_live == chunk.n_cells:
+    if chunk.n_live == chunk.n_units:
         _link(heap, stream, number)
     chunk.n_live -= 1
     if chunk.n_live == 0:

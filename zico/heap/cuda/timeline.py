@@ -94,7 +94,7 @@ class Timeline:
 
 
 def fill(heap: Heap, timeline: Timeline) -> None:
-    """Lay out what streams, cells and deferred frees need, and name the functions.
+    """Lay out what streams, units and deferred frees need, and name the functions.
 
     Raises:
         ConfigError: The pool isolates jobs, and the device cannot scrub.

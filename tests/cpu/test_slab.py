@@ -1,4 +1,4 @@
-"""Cells against a model: who lives where, one size and one stream to a chunk, and no chunk kept that is empty."""
+"""Slabs against a model: who lives where, one size and one stream to a chunk, and no chunk kept that is empty."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from software_device import SoftwareDevice
 
 from zico.heap.cuda import on_stream
-from zico.heap.layout import CELL_SIZES, CHUNK, CHUNK_BYTES, GRANULE_BYTES, MAX_CHUNKS
+from zico.heap.layout import CHUNK, CHUNK_BYTES, GRANULE_BYTES, MAX_CHUNKS, UNIT_SIZES
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 REGION_BYTES = 4 * CHUNK_BYTES
 STREAMS = 2
-# The largest cells fill a chunk at once, so that chunks come and go; the smallest share one for
+# The largest units fill a chunk at once, so that chunks come and go; the smallest share one for
 # long.
-SIZES = st.sampled_from([*CELL_SIZES[-2:] * 3, *CELL_SIZES])
+SIZES = st.sampled_from([*UNIT_SIZES[-2:] * 3, *UNIT_SIZES])
 WHICH = st.integers(0, 1 << 20)
 COUNTS = st.sampled_from([1, 2, 5, 40, 70])
 
@@ -51,11 +51,11 @@ def job_on(device: SoftwareDevice, n_regions: int) -> Iterator[DeviceTenant]:
 
 
 @dataclasses.dataclass
-class Cell:
-    """A tensor in a cell."""
+class Unit:
+    """A tensor in a unit."""
 
     address: int
-    cell_bytes: int
+    unit_bytes: int
     stream: int
     users: int = 0
     """Other streams, a bit each."""
@@ -66,7 +66,7 @@ class Cell:
         return self.address // CHUNK_BYTES * CHUNK_BYTES
 
 
-class CellsMachine(RuleBasedStateMachine):
+class SlabMachine(RuleBasedStateMachine):
     """One job allocates and frees small tensors on two streams; the model knows what lives and what waits."""
 
     @initialize(n_regions=st.sampled_from([1, 2, 6]), sizes=st.tuples(SIZES, SIZES))
@@ -82,8 +82,8 @@ class CellsMachine(RuleBasedStateMachine):
         self.chunk_of = np.frombuffer(entries, np.int32)
         self.freed = 0
         """The last tensor that was freed."""
-        self.live: list[Cell] = []
-        self.waiting: list[Cell] = []
+        self.live: list[Unit] = []
+        self.waiting: list[Unit] = []
         """Freed, but another stream has not come by."""
 
     def teardown(self) -> None:
@@ -98,9 +98,9 @@ class CellsMachine(RuleBasedStateMachine):
             assert record["streams"]["n_deferred"] == record["bad_frees"] == 0
 
     def _full(self) -> set[int]:
-        """Return the chunks in which there is no free cell, waiting ones being none."""
-        taken = Counter((cell.chunk, cell.cell_bytes) for cell in self.live + self.waiting)
-        return {chunk for (chunk, cell_bytes), n in taken.items() if n == CHUNK_BYTES // cell_bytes}
+        """Return the chunks in which there is no free unit, waiting ones being none."""
+        taken = Counter((unit.chunk, unit.unit_bytes) for unit in self.live + self.waiting)
+        return {chunk for (chunk, unit_bytes), n in taken.items() if n == CHUNK_BYTES // unit_bytes}
 
     def _there(self) -> set[int]:
         """Return where the heap has chunks."""
@@ -108,42 +108,42 @@ class CellsMachine(RuleBasedStateMachine):
 
     @rule(size=st.integers(0, 1), less=st.integers(0, 511), count=COUNTS, stream=st.integers(0, 1))
     def allocate(self, size: int, less: int, count: int, stream: int) -> None:
-        """A tensor gets a cell of the least size that holds it: a free one of its chunks if there is any."""
+        """A tensor gets a unit of the least size that holds it: a free one of its chunks if there is any."""
         size_bytes = self.sizes[size] - less
-        cell_bytes = min(size for size in CELL_SIZES if size >= size_bytes)
+        unit_bytes = min(size for size in UNIT_SIZES if size >= size_bytes)
         for _ in range(count):
-            chunks = {cell.chunk for cell in self.live if (cell.cell_bytes, cell.stream) == (cell_bytes, stream)}
-            there = self._there()  # also those in which cells only wait
+            chunks = {unit.chunk for unit in self.live if (unit.unit_bytes, unit.stream) == (unit_bytes, stream)}
+            there = self._there()  # also those in which units only wait
             address = int(on_stream.allocate_on(self.job.record[0], size_bytes, self.job.streams[stream]))
             self._notice_the_device()
             if address <= 0:
-                assert chunks <= self._full(), "refused although there is a free cell"
+                assert chunks <= self._full(), "refused although there is a free unit"
                 return
-            cell = Cell(address, cell_bytes, stream)
-            assert address not in {cell.address for cell in self.live + self.waiting}
-            assert (address - cell.chunk) % cell_bytes == 0
-            assert address + cell_bytes <= cell.chunk + CHUNK_BYTES
-            assert cell.chunk in there or chunks <= self._full(), "a new chunk although there is a free cell"
-            self.live.append(cell)
+            unit = Unit(address, unit_bytes, stream)
+            assert address not in {unit.address for unit in self.live + self.waiting}
+            assert (address - unit.chunk) % unit_bytes == 0
+            assert address + unit_bytes <= unit.chunk + CHUNK_BYTES
+            assert unit.chunk in there or chunks <= self._full(), "a new chunk although there is a free unit"
+            self.live.append(unit)
 
     @rule(which=WHICH, count=COUNTS, stream=st.integers(0, 1), apart=st.sampled_from([0, 31]))
     def free(self, which: int, count: int, stream: int, apart: int = 0) -> None:
         """Tensors are freed, neighbours or in several chunks; those that another stream uses wait for it."""
         for n in range(min(count, len(self.live))):
-            cell = self.live.pop((which + n * apart) % len(self.live))
-            self.freed = cell.address
-            cell.users |= 1 << stream
-            on_stream.free_on(self.job.record[0], cell.address, self.job.streams[stream])
-            if cell.users & ~(1 << cell.stream):
-                self.waiting.append(cell)
+            unit = self.live.pop((which + n * apart) % len(self.live))
+            self.freed = unit.address
+            unit.users |= 1 << stream
+            on_stream.free_on(self.job.record[0], unit.address, self.job.streams[stream])
+            if unit.users & ~(1 << unit.stream):
+                self.waiting.append(unit)
 
     @rule(which=WHICH)
     def use_elsewhere(self, which: int) -> None:
         """The other stream uses a tensor, too."""
         if self.live:
-            cell = self.live[which % len(self.live)]
-            cell.users |= 1 << (1 - cell.stream)
-            on_stream.record_stream(self.job.record[0], cell.address, self.job.streams[1 - cell.stream])
+            unit = self.live[which % len(self.live)]
+            unit.users |= 1 << (1 - unit.stream)
+            on_stream.record_stream(self.job.record[0], unit.address, self.job.streams[1 - unit.stream])
 
     @rule()
     def device_catches_up(self) -> None:
@@ -162,7 +162,7 @@ class CellsMachine(RuleBasedStateMachine):
         """An address beside a tensor's is no tensor: it is counted, and nothing changes."""
         if self.live:
             address = self.live[which % len(self.live)].address + away
-            if address not in {cell.address for cell in self.live}:
+            if address not in {unit.address for unit in self.live}:
                 on_stream.free_on(self.job.record[0], address, self.job.streams[0])
                 assert self.job.record[0]["bad_frees"] == 1
                 self.job.record[0]["bad_frees"] = 0
@@ -170,24 +170,24 @@ class CellsMachine(RuleBasedStateMachine):
     @rule()
     def free_again(self) -> None:
         """A tensor that was freed is none: freeing it again is counted, and nothing changes."""
-        if self.freed and self.freed not in {cell.address for cell in self.live}:
+        if self.freed and self.freed not in {unit.address for unit in self.live}:
             on_stream.free_on(self.job.record[0], self.freed, self.job.streams[0])
             assert self.job.record[0]["bad_frees"] == 1
             self.job.record[0]["bad_frees"] = 0
 
     @invariant()
     def agrees(self) -> None:
-        """A chunk's cells are of one size and stream, and chunks are where tensors live or wait, and nowhere else."""
+        """A chunk's units are of one size and stream, and chunks are where tensors live or wait, and nowhere else."""
         if not hasattr(self, "stack"):
             return
         self._notice_the_device()
-        kinds = {(cell.chunk, cell.cell_bytes, cell.stream) for cell in self.live + self.waiting}
+        kinds = {(unit.chunk, unit.unit_bytes, unit.stream) for unit in self.live + self.waiting}
         chunks = {kind[0] for kind in kinds}
         assert len(chunks) == len(kinds)
         record = self.job.record[0]
         there = self._there()
-        assert {cell.chunk for cell in self.live} <= there <= chunks
-        assert self.job.job["live_bytes"] == sum(cell.cell_bytes for cell in self.live)
+        assert {unit.chunk for unit in self.live} <= there <= chunks
+        assert self.job.job["live_bytes"] == sum(unit.unit_bytes for unit in self.live)
         assert record["streams"]["n_deferred"] <= len(self.waiting)
         assert record["slab"]["n_chunks"] - self._idle_records() == len(there), (
             "a chunk's record is lost, or used twice"
@@ -205,9 +205,9 @@ class CellsMachine(RuleBasedStateMachine):
         return count
 
 
-def test_a_chunk_in_which_cells_only_wait_serves_before_a_new_one() -> None:
-    """What is free beside cells that another stream still uses is found, though nothing in that chunk lives."""
-    machine = CellsMachine()
+def test_a_chunk_in_which_units_only_wait_serves_before_a_new_one() -> None:
+    """What is free beside units that another stream still uses is found, though nothing in that chunk lives."""
+    machine = SlabMachine()
     machine.begin(n_regions=2, sizes=(24_576, 24_576))
     for allocates, count, stream in (
         *[(True, 1, 0)] * 9,
@@ -220,16 +220,16 @@ def test_a_chunk_in_which_cells_only_wait_serves_before_a_new_one() -> None:
     ):
         machine.allocate(0, 0, count, stream) if allocates else machine.free(0, count, stream)
         machine.agrees()
-    lives = {cell.chunk for cell in machine.live}
+    lives = {unit.chunk for unit in machine.live}
     before = machine._there()
     machine.allocate(0, 0, 1, 1)
-    (cell,) = machine.live[-1:]
-    assert cell.chunk in before - lives
+    (unit,) = machine.live[-1:]
+    assert unit.chunk in before - lives
     machine.teardown()
 
 
-CellsMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-TestCells = CellsMachine.TestCase
+SlabMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestSlab = SlabMachine.TestCase
 
 
 @pytest.fixture
@@ -239,19 +239,19 @@ def device() -> SoftwareDevice:
 
 
 @pytest.mark.parametrize("uses", [False, True])
-def test_a_cell_that_another_stream_uses_serves_where_no_chunk_can_be_had(
+def test_a_unit_that_another_stream_uses_serves_where_no_chunk_can_be_had(
     device: SoftwareDevice, *, uses: bool
 ) -> None:
-    """With the pool full a small tensor gets a cell that was freed, its stream behind the one that used it, if any."""
+    """With the pool full a small tensor gets a unit that was freed, its stream behind the one that used it, if any."""
     with job_on(device, 1) as job:
-        cells = [job.allocate(CELL_SIZES[-1]) for _ in range(REGION_BYTES // CELL_SIZES[-1])]
-        freed = cells[40]
-        assert None not in cells
+        units = [job.allocate(UNIT_SIZES[-1]) for _ in range(REGION_BYTES // UNIT_SIZES[-1])]
+        freed = units[40]
+        assert None not in units
         assert freed is not None
         if uses:
             job.use_on(freed, 1)
         job.free(freed)
-        again = job.allocate(CELL_SIZES[-1])
+        again = job.allocate(UNIT_SIZES[-1])
         assert again is not None
         assert again.address == freed.address
         assert device.waits == int(uses)
@@ -262,16 +262,16 @@ def test_a_cell_that_another_stream_uses_serves_where_no_chunk_can_be_had(
 
 
 def test_a_chunk_that_goes_leaves_the_others_in_the_list(device: SoftwareDevice) -> None:
-    """Of two chunks with free cells the one goes that is not looked at first; the other's cell is still found."""
+    """Of two chunks with free units the one goes that is not looked at first; the other's unit is still found."""
     with job_on(device, 1) as job:
-        count = CHUNK_BYTES // CELL_SIZES[-1]
-        made = [tensor for _ in range(2 * count) if (tensor := job.allocate(CELL_SIZES[-1]))]
+        count = CHUNK_BYTES // UNIT_SIZES[-1]
+        made = [tensor for _ in range(2 * count) if (tensor := job.allocate(UNIT_SIZES[-1]))]
         assert len(made) == 2 * count
         job.free(made[0])
         job.free(made[count])
         for tensor in made[1:count]:
             job.free(tensor)
-        again = job.allocate(CELL_SIZES[-1])
+        again = job.allocate(UNIT_SIZES[-1])
         assert again is not None
         assert again.address == made[count].address
         job.free_all()
