@@ -13,6 +13,7 @@ from zico.scheduler.packed import Snapshot
 from zico.scheduler.policies import policy_named
 from zico.scheduler.simulate import Load, Simulation
 from zico.scheduler.state import JobView, PoolView, Profile
+from zico.trace.profile import GUARD_BINS
 
 if TYPE_CHECKING:
     from micro.conftest import Measure
@@ -69,6 +70,9 @@ def snapshot(n: int, waiting: int, seed: int) -> PoolView:
                 phase=JobState.BOUNDARY if is_waiting else JobState.RUNNING,
                 held=kept if is_waiting else profile.held[at],
                 persistent=kept,
+                claim=profile.peak if is_waiting else max(profile.held[max(0, at - GUARD_BINS) :]),
+                kept=kept,
+                must_finish=int(not is_waiting),
                 progress=0 if is_waiting else at << 2,
                 profile=profile,
                 iteration=9,
@@ -129,6 +133,8 @@ def test_plan(measure: Measure, jobs: int) -> None:
                 phase=JobState.BOUNDARY,
                 held=job.persistent,
                 persistent=job.persistent,
+                claim=job.persistent,
+                kept=job.persistent,
                 profile=job.profile,
                 iteration=1,
             )

@@ -121,7 +121,7 @@ def _occupants(snapshot: Snapshot, lanes: Int64s) -> Int64s:
     occupants = np.full(snapshot.n + 1, NOBODY, np.int64)
     for i in range(snapshot.n):
         job = job_at(snapshot, i)
-        if will_end(job, snapshot.now_ns) and lanes[i] != NOBODY:
+        if will_end(job) and lanes[i] != NOBODY:
             occupants[lanes[i]] = i
     return occupants
 

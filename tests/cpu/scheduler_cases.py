@@ -50,7 +50,6 @@ class Eager:
 
     name: str = "eager"
     use_claims: bool = True
-    heeds_alone: bool = True
     plan: None = None
     capabilities: Capabilities = dataclasses.field(default_factory=Capabilities)
     options_address: int = 0
@@ -67,7 +66,7 @@ class Eager:
     def _decide(self, snapshot_address: int) -> int:
         snapshot = _records(snapshot_address, SNAPSHOT, 1)[0]
         decisions = _records(int(snapshot["decisions_address"]), DECISION, int(snapshot["n"]))
-        decisions["starts"] = not self.heeds_alone or snapshot["alone"] == NOBODY
+        decisions["starts"] = snapshot["alone"] == NOBODY
         decisions["until_ns"] = NO_TIME
         decisions["against"] = NOBODY
         return 0

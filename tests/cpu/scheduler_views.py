@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from zico.pool.layout import JobState
 from zico.scheduler import demand, greedy
-from zico.scheduler.packed import Snapshot
+from zico.scheduler.packed import Snapshot, packed
 from zico.scheduler.state import PoolView
+from zico.trace.profile import claim_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,9 +41,35 @@ def _in_a_snapshot(job: JobView, now_ns: int = 0) -> tuple[Snapshot, Any]:
 
 
 def claim(job: JobView) -> int:
-    """Return the most that a job may still come to hold."""
-    _snapshot, record = _in_a_snapshot(job)
-    return int(demand.claim_of(record))
+    """Return the most that a job may still come to hold, by its profile."""
+    if job.profile is None:
+        return job.held
+    if job.phase == JobState.BOUNDARY:
+        return max(job.held, job.profile.peak)
+    record = packed(job.profile)[0]
+    return max(job.held, int(claim_at(record, record["claims"], job.progress)))
+
+
+def in_pool(view: PoolView) -> PoolView:
+    """Return the jobs with what a pool says that they claim, which goes by their profiles."""
+    jobs = tuple(
+        dataclasses.replace(
+            job, claim=claim(job), must_finish=int(job.phase == JobState.RUNNING and job.profile is not None)
+        )
+        for job in view.jobs
+    )
+    return dataclasses.replace(view, jobs=jobs)
+
+
+def lending(job: JobView) -> JobView:
+    """Return the job as one that evicts at its boundary what others wait for."""
+    yielded = job.held if job.phase == JobState.BOUNDARY else 0
+    return dataclasses.replace(job, held=job.held - yielded, yielded=yielded, kept=0)
+
+
+def keeping(job: JobView) -> JobView:
+    """Return the job as one that evicts nothing."""
+    return dataclasses.replace(job, held=job.held + job.yielded, yielded=0, kept=job.persistent)
 
 
 def position_ns(job: JobView, now_ns: int) -> int:

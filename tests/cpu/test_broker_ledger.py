@@ -100,7 +100,7 @@ def test_looks_say_where_jobs_are() -> None:
 def test_a_view_has_every_job_that_has_a_place() -> None:
     """Phases, waits, profile and the job that grows alone come out as the table has them."""
     header, jobs = empty_table()
-    header["alone_job"] = 3
+    header["alone_job"] = 0
     set_fields(jobs[0], state=JobState.RUNNING, name=b"a", held=4, need=2, need_since_ns=7, boundary_since_ns=9)
     set_fields(jobs[3], state=JobState.BOUNDARY, name="\N{SNOWMAN}".encode(), held=1, persistent=1, progress=5)
     set_fields(jobs[3], iteration=6, started_ns=11, boundary_since_ns=13, profiled=1)
@@ -109,7 +109,7 @@ def test_a_view_has_every_job_that_has_a_place() -> None:
     jobs[3]["profile"]["t_ns"][:4] = (0, 10, 20, 77)
     set_fields(jobs[9], state=JobState.LEAVING)
     view = pool_view(header, jobs, 42, ProfileCache())
-    assert (view.now_ns, view.budget, view.alone_job) == (42, 16, 3)
+    assert (view.now_ns, view.budget, view.alone_job) == (42, 16, 0)
     assert [(job.job, job.phase, job.profile is None) for job in view.jobs] == [
         (0, JobState.RUNNING, True),
         (3, JobState.BOUNDARY, False),
@@ -133,7 +133,7 @@ def test_what_is_lent_between_iterations_is_not_kept() -> None:
     set_fields(jobs[3], save=SaveMode.SWAP)
 
     def seen() -> list[tuple[int, int]]:
-        return [(job.held_for_good, job.kept) for job in pool_view(header, jobs, 42, ProfileCache()).jobs]
+        return [(job.held, job.kept) for job in pool_view(header, jobs, 42, ProfileCache()).jobs]
 
     assert seen() == [(5, 3), (5, 3), (5, 3), (5, 0)]
     header["crowded"] = 1

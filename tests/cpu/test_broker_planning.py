@@ -92,6 +92,8 @@ def job(number: int, **changes: object) -> JobView:
         phase=JobState.RUNNING,
         held=40,
         persistent=4,
+        claim=40,
+        kept=4,
         profile=dataclasses.replace(PROFILE, **of_profile),  # type: ignore[arg-type]
         iteration=3,
         started_ns=1,
@@ -159,7 +161,7 @@ def test_alike_profiles_keep_the_plan(other: PoolView) -> None:
     [
         pytest.param(view(job(0), job(1, duration_ns=36 * MS)), id="an eighth longer"),
         pytest.param(view(job(0), job(1, held=(40, 70, 40))), id="a higher peak"),
-        pytest.param(view(job(0), job(1, persistent=9)), id="keeps more"),
+        pytest.param(view(job(0), job(1, kept=9)), id="keeps more"),
         pytest.param(view(budget=90), id="another budget"),
         pytest.param(dataclasses.replace(view(), slowdown=(1, 1, 1.4)), id="another slowdown"),
     ],

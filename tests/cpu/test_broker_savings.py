@@ -28,6 +28,8 @@ def job(number: int, *less: OperatingPoint, peak: int = 100, limit: int = 0, wan
         phase=JobState.RUNNING,
         held=0,
         persistent=0,
+        claim=0,
+        kept=0,
         profile=profile(peak, ns),
         iteration=5,
         limit=limit,

@@ -24,6 +24,8 @@ def view(now_ns: int, *iterations: int, profile: Profile | None = PROFILE) -> Po
             phase=JobState.RUNNING,
             held=4,
             persistent=4,
+            claim=4,
+            kept=4,
             profile=profile,
             iteration=iteration,
         )

@@ -62,6 +62,8 @@ def view_of(loads: Sequence[Load], **slower: float) -> PoolView:
                 phase=JobState.RUNNING,
                 held=3,
                 persistent=3,
+                claim=3,
+                kept=3,
                 profile=learned,
                 iteration=9,
             )

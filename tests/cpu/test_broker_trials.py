@@ -58,6 +58,8 @@ class Model:
                 phase=JobState.RUNNING,
                 held=0,
                 persistent=0,
+                claim=0,
+                kept=0,
                 profile=profile,
                 iteration=job.iteration,
                 started_ns=job.started_ns,

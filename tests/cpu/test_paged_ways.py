@@ -34,6 +34,8 @@ def job(limit: int = 0, iteration: int = 9, ns: int = NS) -> JobView:
         phase=JobState.RUNNING,
         held=0,
         persistent=0,
+        claim=0,
+        kept=0,
         profile=profile(held, ns),
         iteration=iteration,
     )

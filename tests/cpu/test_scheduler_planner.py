@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_cases import smallest_budget
 from scheduler_model import MS, Model, Outcome, Work, plateau, triangle
+from scheduler_views import in_pool, keeping, lending
 
 from zico.pool.layout import JobState
+from zico.pool.rules import STILL_ITERATIONS, STILL_NS
 from zico.scheduler.packed import Compiled
 from zico.scheduler.pair_schedule import FIRST, SECOND
 from zico.scheduler.plan import PLAN, Way, decide
@@ -20,7 +22,7 @@ from zico.scheduler.plan_search import Plan, plan
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import GUARD
 from zico.scheduler.simulate import Simulation
-from zico.scheduler.state import JobView, PoolView, Start, Wait
+from zico.scheduler.state import Decision, JobView, PoolView, Start, Wait
 
 if TYPE_CHECKING:
     from zico.scheduler.state import CompiledPolicy
@@ -55,6 +57,8 @@ def view_of(works: list[Work], budget: int, floor: float = 0.0) -> PoolView:
                 phase=JobState.BOUNDARY,
                 held=load.persistent,
                 persistent=load.persistent,
+                claim=load.persistent,
+                kept=load.persistent,
                 profile=load.profile,
                 iteration=3,
                 waiting_since_ns=1 + i,
@@ -63,6 +67,11 @@ def view_of(works: list[Work], budget: int, floor: float = 0.0) -> PoolView:
             for i, load in enumerate(loads)
         ),
     )
+
+
+def decided(view: PoolView) -> dict[int, Decision]:
+    """Return what zico decides where the pool goes by the jobs' profiles."""
+    return ZICO.decide(in_pool(view))
 
 
 def budget_of(works: list[Work], share: float) -> int:
@@ -249,7 +258,7 @@ def test_a_pair_that_does_not_fit_any_more_is_not_left_to_its_plan() -> None:
     works = [triangle(60, kept=2)] * 2
     view = view_of(works, max(works[0].levels) + 1)
     jobs = tuple(dataclasses.replace(job, job=i) for i, job in enumerate(view.jobs))
-    decisions = policy_named("zico").decide(dataclasses.replace(view, jobs=jobs, plan=paired(25 * MS, alone=FIRST)))
+    decisions = decided(dataclasses.replace(view, jobs=jobs, plan=paired(25 * MS, alone=FIRST)))
     assert decisions[0] == Start()
     assert isinstance(decisions[1], Wait)
     assert "does not fit" in decisions[1].reason
@@ -261,7 +270,7 @@ def test_a_turn_is_after_one_who_begins_in_the_same_decision() -> None:
     record = np.zeros(1, PLAN)
     learnt = record[0]["learnt"]
     learnt["n_ways"], learnt["ways"][0]["way"], learnt["ways"][0]["setting"] = 1, Way.CLAIMS, 1
-    decisions = ZICO.decide(dataclasses.replace(view, plan=Plan(record)))
+    decisions = decided(dataclasses.replace(view, plan=Plan(record)))
     assert decisions[view.jobs[0].job] == Start()
     waits = decisions[view.jobs[1].job]
     assert isinstance(waits, Wait)
@@ -286,6 +295,7 @@ def running(view: PoolView, plan: Plan, *, since_ns: int) -> PoolView:
         held=max(first.profile.held),
         progress=first.profile.n_events // 2,
         started_ns=view.now_ns - since_ns,
+        given_up=int(since_ns > STILL_ITERATIONS * first.profile.duration_ns + STILL_NS),
     )
     return dataclasses.replace(view, jobs=(first, *view.jobs[1:]), plan=plan)
 
@@ -294,13 +304,13 @@ def test_all_meet_at_their_boundaries_before_a_way_begins() -> None:
     """Those that are there wait for those inside, whatever fits; then all are released at once, and no one twice."""
     view = dataclasses.replace(view_of([triangle(60, kept=2)] * 3, 200), now_ns=1000 * MS)
     known = gathering()
-    decisions = ZICO.decide(running(view, known, since_ns=50 * MS))
+    decisions = decided(running(view, known, since_ns=50 * MS))
     assert decisions == dict.fromkeys(
         (6, 7), Wait((5,), None, "all begin anew together once the iteration of job0 has ended")
     )
-    together = ZICO.decide(dataclasses.replace(view, plan=known))
+    together = decided(dataclasses.replace(view, plan=known))
     assert together == dict.fromkeys((5, 6, 7), Start())
-    again = ZICO.decide(running(view, known, since_ns=50 * MS))
+    again = decided(running(view, known, since_ns=50 * MS))
     assert again == dict.fromkeys((6, 7), Start())
 
 
@@ -308,7 +318,7 @@ def test_nobody_waits_to_meet_a_job_that_stands_still() -> None:
     """Who has been in one iteration for far longer than any takes may never come to its end."""
     view = dataclasses.replace(view_of([triangle(60, kept=2)] * 3, 200), now_ns=100_000 * MS)
     known = gathering()
-    assert ZICO.decide(running(view, known, since_ns=90_000 * MS)) == dict.fromkeys((6, 7), Start())
+    assert decided(running(view, known, since_ns=90_000 * MS)) == dict.fromkeys((6, 7), Start())
     assert not known.record[0]["learnt"]["gathers"]
 
 
@@ -319,9 +329,9 @@ def test_who_has_waited_before_all_met_comes_first_no_more() -> None:
     jobs = tuple(dataclasses.replace(job, waiting_since_ns=10 - i) for i, job in enumerate(view.jobs))
     learnt = (known := gathering()).record[0]["learnt"]
     view = dataclasses.replace(view, jobs=jobs, plan=known)
-    assert isinstance(ZICO.decide(view)[5], Start)
+    assert isinstance(decided(view)[5], Start)
     learnt["gathers"] = learnt["gathered_ns"] = 0
-    assert isinstance(ZICO.decide(view)[7], Start)
+    assert isinstance(decided(view)[7], Start)
 
 
 def test_jobs_meet_again_only_for_another_way() -> None:
@@ -363,7 +373,7 @@ def crowd(waited_ns: int) -> PoolView:
     view = running(dataclasses.replace(view, now_ns=waited_ns + MS), by_claims(), since_ns=50 * MS)
     since_ns = (0, view.now_ns - 10 * MS, MS)
     jobs = [
-        dataclasses.replace(job, yields_at_boundary=True, waiting_since_ns=since, floor=GUARD / 3)
+        dataclasses.replace(lending(job), waiting_since_ns=since, floor=GUARD / 3)
         for job, since in zip(view.jobs, since_ns, strict=True)
     ]
     return dataclasses.replace(view, jobs=tuple(jobs))
@@ -389,14 +399,12 @@ def inside_falling(view: PoolView) -> PoolView:
 def test_who_fits_beside_what_is_lent_begins() -> None:
     """By shift it does not wait for those inside to end: what they keep then comes when it needs that."""
     view = dataclasses.replace(inside_falling(crowd(100 * MS)), plan=None)
-    decisions = ZICO.decide(view)
+    decisions = decided(view)
     assert {job: type(decision) for job, decision in decisions.items()} == {6: Wait, 7: Start}
     assert isinstance(waits := decisions[6], Wait)
     assert waits.reason == "its peak would meet that of job2"
-    kept = dataclasses.replace(
-        view, jobs=tuple(dataclasses.replace(job, yields_at_boundary=False) for job in view.jobs)
-    )
-    decisions = ZICO.decide(kept)
+    kept = dataclasses.replace(view, jobs=tuple(keeping(job) for job in view.jobs))
+    decisions = decided(kept)
     assert decisions[6] == Start()
     assert isinstance(waits := decisions[7], Wait)
     assert "does not fit" in waits.reason
@@ -406,15 +414,16 @@ def test_nobody_is_passed_over_for_longer_than_three_turns_of_all() -> None:
     """Where a way lets others begin beside one another for ever, whoever they pass goes next, if it is owed that."""
     turns_ns = sum(job.profile.duration_ns for job in crowd(0).jobs if job.profile is not None)
     soon, late = (inside_falling(crowd(waited_ns)) for waited_ns in (3 * turns_ns, 3 * turns_ns + 1))
-    assert ZICO.decide(soon)[6] == Start()
-    decisions = ZICO.decide(late)
+    assert decided(soon)[6] == Start()
+    decisions = decided(late)
     assert {job: type(decision) for job, decision in decisions.items()} == {6: Wait, 7: Start}
     assert isinstance(waits := decisions[6], Wait)
     assert waits.reason == "its turn comes after job2's iteration"
     undemanding = dataclasses.replace(late.jobs[2], floor=GUARD / 3 / 2)
-    assert ZICO.decide(dataclasses.replace(late, jobs=(*late.jobs[:2], undemanding)))[6] == Start()
+    assert decided(dataclasses.replace(late, jobs=(*late.jobs[:2], undemanding)))[6] == Start()
     first = dataclasses.replace(late.jobs[0], phase=JobState.BOUNDARY, held=2, progress=0, waiting_since_ns=late.now_ns)
-    decisions = ZICO.decide(dataclasses.replace(late, jobs=(first, *late.jobs[1:])))
+    first = lending(first)
+    decisions = decided(dataclasses.replace(late, jobs=(first, *late.jobs[1:])))
     assert {job: type(decision) for job, decision in decisions.items()} == {5: Wait, 6: Wait, 7: Start}
 
 
@@ -428,18 +437,16 @@ def test_who_has_ended_its_first_iteration_goes_next() -> None:
     )
     new = dataclasses.replace(view, jobs=(*view.jobs[:2], dataclasses.replace(last, profile=flat, iteration=1)))
     for planned in (new, dataclasses.replace(new, plan=None)):
-        assert {job: type(decision) for job, decision in ZICO.decide(planned).items()} == {6: Wait, 7: Start}
+        assert {job: type(decision) for job, decision in decided(planned).items()} == {6: Wait, 7: Start}
     known = dataclasses.replace(view, jobs=(*view.jobs[:2], dataclasses.replace(last, profile=flat, iteration=2)))
-    assert ZICO.decide(known)[6] == Start()
+    assert decided(known)[6] == Start()
 
 
 def test_nobody_waits_for_one_that_cannot_be_served() -> None:
     """Who does not fit beside what others keep holds nobody up; beside one that stands still it starts when late."""
     late = inside_falling(crowd(100_000 * MS))
-    keeping = dataclasses.replace(
-        late, jobs=tuple(dataclasses.replace(job, yields_at_boundary=False) for job in late.jobs)
-    )
-    assert ZICO.decide(keeping)[6] == Start()
-    still = dataclasses.replace(late.jobs[0], started_ns=late.now_ns - 90_000 * MS)
-    decisions = ZICO.decide(dataclasses.replace(late, jobs=(still, *late.jobs[1:])))
+    kept = dataclasses.replace(late, jobs=tuple(keeping(job) for job in late.jobs))
+    assert decided(kept)[6] == Start()
+    still = dataclasses.replace(late.jobs[0], given_up=1)
+    decisions = decided(dataclasses.replace(late, jobs=(still, *late.jobs[1:])))
     assert [decisions[job] == Start() for job in (6, 7)] == [False, True], "nobody waits for that one's end"

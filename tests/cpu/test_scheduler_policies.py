@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 from scheduler_cases import Debt, some_order_works
-from scheduler_views import claim, planned, remaining, smallest_delay, total
+from scheduler_views import claim, in_pool, lending, planned, remaining, smallest_delay, total
 
 from zico.base.errors import ConfigError
 from zico.pool.layout import JobState
@@ -48,6 +48,8 @@ def job(
         phase=phase,
         held=held,
         persistent=held if kept is None else kept,
+        claim=held,
+        kept=held if kept is None else kept,
         progress=progress,
         profile=levels,
         iteration=3,
@@ -58,7 +60,7 @@ def job(
 
 def pool(budget: int, *jobs: JobView, alone: int | None = None) -> PoolView:
     """Return a view of these jobs."""
-    return PoolView(NOW_NS, budget, jobs, alone)
+    return in_pool(PoolView(NOW_NS, budget, jobs, alone))
 
 
 SAW = profile(1, 3, 5, 3, 1)
@@ -105,7 +107,7 @@ def test_the_first_in_turn_starts_if_everybody_waits(name: str, waiting: list[Jo
 @settings(max_examples=60, derandomize=True, deadline=None)
 def test_what_is_lent_keeps_nobody_from_its_turn(name: str, waiting: list[JobView], spare: int) -> None:
     """If all yield what they hold at their boundaries, who fits alone starts when it has waited longest."""
-    yielding = [dataclasses.replace(j, yields_at_boundary=True) for j in waiting]
+    yielding = [lending(j) for j in waiting]
     view = pool(max(max(j.persistent, j.profile.peak) for j in yielding if j.profile) + spare, *yielding)
     assert policy_named(name).decide(view)[first_in_turn(view).job] == Start()
 
@@ -119,16 +121,14 @@ def test_what_is_lent_keeps_nobody_from_its_turn(name: str, waiting: list[JobVie
 @settings(max_examples=200, derandomize=True, deadline=None)
 def test_policies_start_only_to_safe_states(name: str, drawn: list[JobView], yielding: list[bool], spare: int) -> None:
     """Whatever has been decided together leaves an order in which all that are in an iteration can finish."""
-    drawn = [
-        dataclasses.replace(j, yields_at_boundary=yields and j.phase is JobState.BOUNDARY)
-        for j, yields in zip(drawn, yielding, strict=False)
-    ]
+    pairs = zip(drawn, yielding, strict=False)
+    drawn = [lending(j) if yields and j.phase is JobState.BOUNDARY else j for j, yields in pairs]
     budget = smallest_budget(drawn) + spare
     decisions = policy_named(name).decide(pool(budget, *drawn))
     assume(any(decision == Start() for decision in decisions.values()))
     going = [j for j in drawn if j.phase is JobState.RUNNING or decisions.get(j.job) == Start()]
-    free = budget - sum(j.held_for_good for j in drawn)
-    assert some_order_works(free, [Debt(j.held_for_good, claim(j), j.persistent) for j in going])
+    free = budget - sum(j.held for j in drawn) - sum(j.yielded for j in going)
+    assert some_order_works(free, [Debt(j.held + j.yielded, claim(j), j.persistent) for j in going])
 
 
 @given(drawn=jobs([JobState.BOUNDARY, JobState.RUNNING]), spare=st.integers(0, 3))
@@ -145,7 +145,7 @@ def test_nobody_behind_postpones_the_first_in_turn(drawn: list[JobView], spare: 
         reject()
     others = [
         planned(j, j.profile, 0) if decisions.get(j.job) == Start() and j.profile else remaining(j, NOW_NS)
-        for j in drawn
+        for j in view.jobs
         if j is not first
     ]
     again = smallest_delay(total(others), first, first.profile, budget)
@@ -260,12 +260,13 @@ def test_zico_is_not_held_up_by_a_job_that_has_not_begun_to_grow() -> None:
 
 
 def test_zico_refuses_a_start_that_no_order_survives() -> None:
-    """While jobs in flight exceed what their profiles said and cannot all finish, nobody joins them."""
+    """While jobs in flight exceed what their profiles said and cannot all finish, only who can finish joins them."""
     stuck = [job(i, profile(1, 9, 1), JobState.RUNNING, held=5, kept=1, progress=16) for i in (0, 1)]
-    decision = policy_named("zico").decide(pool(12, *stuck, job(2, profile(1))))[2]
+    decision = policy_named("claims").decide(pool(12, *stuck, job(2, profile(1, 4, 1))))[2]
     assert isinstance(decision, Wait)
     assert decision.for_jobs == (0, 1)
     assert decision.until_ns is None
+    assert policy_named("zico").decide(pool(12, *stuck, job(2, profile(1))))[2] == Start()
 
 
 def test_serial_runs_one_iteration_at_a_time() -> None:

@@ -32,6 +32,8 @@ JOB = JobView(
     phase=JobState.BOUNDARY,
     held=1,
     persistent=1,
+    claim=1,
+    kept=1,
     profile=None,
     iteration=1,
     waiting_since_ns=5,
@@ -159,7 +161,7 @@ def test_a_coarse_staircase_is_nowhere_lower(levels: list[int], width_ns: int, m
 def test_a_running_job_goes_on_from_its_progress() -> None:
     """What remains begins at the interpolated place, with what is held if that is more, and ends at the residual."""
     job = dataclasses.replace(
-        JOB, phase=JobState.RUNNING, progress=14, held=8, persistent=2, profile=profile([3, 3, 7, 7, 7, 5, 4], 4)
+        JOB, phase=JobState.RUNNING, progress=14, held=8, kept=2, profile=profile([3, 3, 7, 7, 7, 5, 4], 4)
     )
     rest = remaining(job, now_ns=0)
     assert rest.t_ns.tolist() == [0, 6, 10, 14]

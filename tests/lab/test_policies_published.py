@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_cases import WORKS, smallest_budget
 from scheduler_model import MS, Work, triangle
+from scheduler_views import in_pool
 
 from zico.lab.policies.salus import lanes_of
 from zico.pool.layout import JobState
@@ -33,6 +34,8 @@ def view_of(number: int, known: Profile | None, phase: JobState = JobState.BOUND
         phase=phase,
         held=1,
         persistent=1,
+        claim=1,
+        kept=1,
         profile=known,
         iteration=1,
         started_ns=900 * MS,
@@ -43,7 +46,7 @@ def view_of(number: int, known: Profile | None, phase: JobState = JobState.BOUND
 
 def pool(budget: int, *jobs: JobView, now_ns: int = 1_000 * MS) -> PoolView:
     """Return a view of these jobs."""
-    return PoolView(now_ns, budget, jobs)
+    return in_pool(PoolView(now_ns, budget, jobs))
 
 
 def run(policy: str, loads: list[Load], budget: int, seconds: float = 20.0, **options: object) -> Outcome:

@@ -69,6 +69,7 @@ GROUPS = {
         "zico.pool.regions",
         "zico.pool.deaths",
         "zico.pool.mutex",
+        "zico.pool.shown",
         "zico.pool.still",
         "zico.pool.boundaries",
     ),

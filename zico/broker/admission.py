@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from zico.broker.views import late_ranks, mask_of, staying_holders
+from zico.broker.views import mask_of
 from zico.pool.layout import JobState
 from zico.scheduler.state import Start
 
@@ -41,14 +41,14 @@ def admit_all(table: AdmittingTable, policy: Policy, view: PoolView, jobs: Recor
         When to look again in ``view.now_ns``'s clock if no event comes first, ``None`` if nobody
         waits.
     """
-    looks_ns = [view.now_ns + RETRY_NS for rank in late_ranks(view, jobs) if not table.admit(rank)]
+    looks_ns = [view.now_ns + RETRY_NS for rank in view.late if not table.admit(rank)]
     gates_ns = jobs["gate_ns"][jobs["state"] == JobState.BOUNDARY]
     looks_ns += gates_ns[gates_ns > view.now_ns].tolist()
     ranks_of = {job.job: job.ranks or (job.job,) for job in view.jobs}
     for job, decision in policy.decide(view).items():
         if isinstance(decision, Start) and table.admit(job):
             continue
-        mask = _blockers(view, job, decision, jobs)
+        mask = _blockers(view, job, decision)
         for rank in ranks_of[job]:
             if mask != int(jobs[rank]["waits_for"]) and jobs[rank]["state"] == JobState.BOUNDARY:
                 table.set_waits_for(rank, mask)
@@ -58,7 +58,7 @@ def admit_all(table: AdmittingTable, policy: Policy, view: PoolView, jobs: Recor
     return min(looks_ns, default=None)
 
 
-def _blockers(view: PoolView, job: int, decision: Decision, jobs: Record) -> int:
+def _blockers(view: PoolView, job: int, decision: Decision) -> int:
     """Return the mask of those who keep ``job`` waiting: all holders if it was the claims."""
     if isinstance(decision, Start):
         those = tuple(other for other in view.jobs if other.job != job and other.held > 0)
@@ -66,7 +66,7 @@ def _blockers(view: PoolView, job: int, decision: Decision, jobs: Record) -> int
         those = tuple(other for other in view.jobs if other.job in decision.for_jobs)
     places = tuple(place for other in those for place in other.ranks or (other.job,))
     for_kept = isinstance(decision, Start) or decision.for_kept
-    return mask_of(places + (staying_holders(jobs, view.now_ns) if for_kept else ()))
+    return mask_of(places + (view.staying if for_kept else ()))
 
 
 def _look_again_ns(now_ns: int, decision: Decision) -> int:

@@ -12,10 +12,9 @@ from zico.base.compiled import interpreted
 from zico.broker.protocol.messages import MAX_COUNT
 from zico.broker.speeds import Look
 from zico.pool import rules
-from zico.pool.groups import MOST_UNEVEN
-from zico.pool.layout import NO_MORE, NOBODY, Auto, JobState, SaveMode
+from zico.pool.layout import NOBODY, JobState, SaveMode
 from zico.pool.profiles import MAIN_PHASE
-from zico.pool.still import IDLE_NS
+from zico.pool.shown import shown_of
 from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
 
 if TYPE_CHECKING:
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 Record = npt.NDArray[np.void]
 """The header, or the jobs' records, as ``PoolTable.snapshot`` copies them."""
 
-_grows_alone = interpreted(rules.grows_alone)
 _is_still = interpreted(rules.is_still)
 
-_AS_IT_IS = ("held", "persistent", "progress", "iteration", "started_ns", "need", "limit")
+_AS_IT_IS = ("persistent", "progress", "iteration", "started_ns", "need", "limit")
 """Of a job's record, under the same names in what a policy sees."""
+_DEBT = tuple(field.name for field in dataclasses.fields(rules.Debt))
 _LOOKED_AT = (
     *(
         "state",
@@ -121,51 +120,28 @@ def text_of(raw: bytes) -> str:
     return raw.decode("utf-8", errors="replace")
 
 
-def job_view(job: int, record: Any, profiles: ProfileCache, header: Record, now_ns: int) -> JobView:  # noqa: ANN401 - a numpy record
-    """Return the job at place ``job`` of a pool."""
-    # As ``zico.pool.layout.yields_at_boundary`` says it.
-    yields = bool(header["crowded"] or (_swaps(record) and not header["on_timeline"]))
+def job_view(job: int, record: Any, debt: Any, profiles: ProfileCache) -> JobView:  # noqa: ANN401 - numpy records
+    """Return the job at place ``job`` of a pool, which has and owes what the SHOWN record ``debt`` says."""
     state = JobState(int(record["state"]))
     since_ns = record["boundary_since_ns"] if state is JobState.BOUNDARY else record["need_since_ns"]
     as_it_is: dict[str, Any] = {name: int(record[name]) for name in _AS_IT_IS}
-    profile = profiles.profile(job, record)
     return JobView(
         **as_it_is,
+        **_debt_of(debt),
         job=job,
         name=text_of(bytes(record["name"])),
         phase=state,
-        profile=profile,
+        profile=profiles.profile(job, record),
         in_main_phase=bool(record["phase"] == MAIN_PHASE and not record["outgrown"]),
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
         waited_ns=int(record["boundary_waited_ns"]) + int(record["need_waited_ns"]),
         less=_less_of(record),
-        yields_at_boundary=bool(yields and record["evict"] != NO_MORE),
-        given_up=int(_is_given_up(record, now_ns, known=profile is not None)),
     )
 
 
-def _is_given_up(record: Any, now_ns: int, *, known: bool) -> bool:  # noqa: ANN401 - a numpy record
-    """Tell whether nobody is to wait for a job inside, whatever its profile says, or because it has none that holds."""
-    has_no_end = not known and (_is_past(record, now_ns) or _is_idle(record, now_ns))
-    return bool(record["stopped_until_ns"] > now_ns or has_no_end)
-
-
-def _is_past(record: Any, now_ns: int) -> bool:  # noqa: ANN401 - a numpy record
-    """Tell as ``zico.pool.still.is_past`` whether a job does something else."""
-    waits_ns = now_ns - record["need_since_ns"] if record["need_since_ns"] > 0 else 0
-    inside_ns = now_ns - record["started_ns"] - record["iteration_waited_ns"] - waits_ns
-    known = record["state"] == JobState.RUNNING and record["profiled"] == 1
-    return bool(known and _is_still(0, inside_ns, record["profile"]["duration_ns"], 0))
-
-
-def _is_idle(record: Any, now_ns: int) -> bool:  # noqa: ANN401 - a numpy record
-    """Tell as ``zico.pool.still.is_idle`` whether a job that runs has done nothing for long."""
-    return bool(record["waiting_threads"] == 0 and now_ns - max(record["moved_ns"], record["started_ns"]) > IDLE_NS)
-
-
-def _swaps(record: Any) -> bool:  # noqa: ANN401 - a numpy record
-    return bool(record["save"] == SaveMode.SWAP and record["auto"] != Auto.WAITS)
+def _debt_of(record: Any) -> dict[str, Any]:  # noqa: ANN401 - a numpy record
+    return {name: int(record[name]) for name in _DEBT}
 
 
 def _less_of(record: Any) -> tuple[OperatingPoint, ...]:  # noqa: ANN401 - a numpy record
@@ -201,28 +177,26 @@ def firsts_of(jobs: Record) -> dict[int, tuple[int, ...]]:
     return {first: tuple(those) for first, those in ranks.items()}
 
 
-def group_view(views: Sequence[JobView], jobs: Record, now_ns: int, profiles: ProfileCache, budget: int) -> JobView:
-    """Return a group as one job, by the views of its ranks.
+def group_view(views: Sequence[JobView], debt: Any, profiles: ProfileCache, budget: int) -> JobView:  # noqa: ANN401 - a numpy record
+    """Return a group as one job, by the views of its ranks and the SHOWN record at the place of the first.
 
     It stands at its boundary when no rank has to wait for another one there.
     """
     waiting = [view for view in views if view.phase == JobState.BOUNDARY]
     inside = [view for view in views if view.phase == JobState.RUNNING]
-    is_inside = any(_holds_up(jobs, view.job, waiting, now_ns) for view in inside)
-    at_boundary = bool(waiting) and not is_inside
+    at_boundary = bool(debt["at_boundary"])
     behind = min(inside or views, key=_share_done)
     known = [view.profile for view in views if view.profile is not None]
     since_ns = [view.waiting_since_ns for view in (waiting if at_boundary else inside) if view.waiting_since_ns]
-    first = behind if is_inside or not waiting else views[0]
     return dataclasses.replace(
         views[0],
+        **_debt_of(debt),
         ranks=tuple(view.job for view in views),
         phase=JobState.BOUNDARY if at_boundary else JobState.RUNNING,
-        held=sum(view.held for view in views),
         persistent=min(budget, sum(view.persistent for view in views)),
         progress=_progress_of(behind, views[0]),
         iteration=max(view.iteration for view in views),
-        started_ns=first.started_ns,
+        started_ns=views[0].started_ns if at_boundary else behind.started_ns,
         waiting_since_ns=(max if at_boundary else min)(since_ns, default=0),
         need=sum(view.need for view in views),
         limit=sum(view.limit for view in views) if all(view.limit for view in views) else 0,
@@ -230,22 +204,6 @@ def group_view(views: Sequence[JobView], jobs: Record, now_ns: int, profiles: Pr
         profile=profiles.sum(views[0].job, tuple(known), budget) if len(known) == len(views) else None,
         wanted=sum(view.wanted for view in views) if all(view.wanted for view in views) else 0,
         less=(),
-        yields_at_boundary=all(view.yields_at_boundary for view in views),
-        given_up=max((view.given_up for view in inside), default=0),
-    )
-
-
-def _holds_up(jobs: Record, job: int, waiting: Sequence[JobView], now_ns: int) -> bool:
-    """Tell whether a rank that is inside keeps those of its group at their boundaries, or is ahead of them."""
-    record = jobs[job]
-    inside_ns = now_ns - record["started_ns"] - record["iteration_waited_ns"]
-    waits, stopped = record["waiting_threads"] > record["patient"], record["stopped_until_ns"] > now_ns
-    if _is_still(waits, inside_ns, record["profile"]["duration_ns"], stopped):
-        return any(jobs[other.job]["round"] < record["round"] for other in waiting)
-    return not waiting or any(
-        jobs[other.job]["round"] < record["round"]
-        or (jobs[other.job]["round"] == record["round"] and jobs[other.job]["uneven"] < MOST_UNEVEN)
-        for other in waiting
     )
 
 
@@ -258,16 +216,6 @@ def _progress_of(behind: JobView, first: JobView) -> int:
     return behind.progress if first.profile is None else round(_share_done(behind) * first.profile.n_events)
 
 
-def late_ranks(view: PoolView, jobs: Record) -> list[int]:
-    """Return ranks at their boundaries whose group goes on: the others may wait for them in a collective."""
-    late = []
-    for job in view.jobs:
-        rounds = [int(jobs[rank]["round"]) for rank in job.ranks if jobs[rank]["state"] == JobState.RUNNING]
-        at_boundary = [rank for rank in job.ranks if jobs[rank]["state"] == JobState.BOUNDARY]
-        late += [rank for rank in at_boundary if int(jobs[rank]["round"]) < max(rounds, default=0)]
-    return late
-
-
 def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache) -> PoolView:
     """Return all jobs at the instant of a snapshot; the ranks of a group are one job, at the place of the first.
 
@@ -276,34 +224,23 @@ def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache)
     nobody waits for it to start.
     """
     budget = int(header["budget_regions"])
-    views = []
-    growing = alone_job(header, jobs, now_ns)
+    shown, growing = shown_of(header, jobs, now_ns)
+    views, left_out = [], 0
     for first, ranks in firsts_of(jobs).items():
-        own = [job_view(job, jobs[job], profiles, header, now_ns) for job in ranks]
-        views.append(own[0] if len(own) == 1 else group_view(own, jobs, now_ns, profiles, budget))
-        if growing in ranks:
-            growing = first
-    left_out = {view.job: view.held_for_good for view in views if _stays(view, jobs, now_ns)}
+        own = [job_view(job, jobs[job], shown[job], profiles) for job in ranks]
+        view = own[0] if len(own) == 1 else group_view(own, shown[first], profiles, budget)
+        if view.phase == JobState.BOUNDARY and any(shown[rank]["stays"] for rank in ranks):
+            left_out += view.held
+        else:
+            views.append(view)
     return PoolView(
         now_ns=now_ns,
-        budget=max(0, budget - sum(left_out.values())),
-        jobs=tuple(view for view in views if view.job not in left_out),
-        alone_job=growing,
+        budget=max(0, budget - left_out),
+        jobs=tuple(views),
+        alone_job=None if growing == NOBODY else int(shown[growing]["first"]),
+        late=tuple(np.flatnonzero(shown["awaited"]).tolist()),
+        staying=tuple(np.flatnonzero((shown["stays"] != 0) & (jobs["held"] > 0)).tolist()),
     )
-
-
-def _stays(view: JobView, jobs: Record, now_ns: int) -> bool:
-    """Tell whether a job stays at its boundary: a rank of it is paused or behind its gate, and none is inside."""
-    ranks = view.ranks or (view.job,)
-    return view.phase == JobState.BOUNDARY and any(
-        jobs[rank]["paused"] or jobs[rank]["gate_ns"] > now_ns for rank in ranks
-    )
-
-
-def staying_holders(jobs: Record, now_ns: int) -> tuple[int, ...]:
-    """Return the places of jobs that hold memory at boundaries where a pause or a gate keeps them."""
-    stays = (jobs["paused"] != 0) | (jobs["gate_ns"] > now_ns)
-    return tuple(np.flatnonzero((jobs["state"] == JobState.BOUNDARY) & stays & (jobs["held"] > 0)).tolist())
 
 
 def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:
@@ -331,18 +268,6 @@ def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:
     )
     looks = map(Look, *(column.tolist() for column in columns))
     return dict(zip(places.tolist(), looks, strict=True))
-
-
-def alone_job(header: Record, jobs: Record, now_ns: int) -> int | None:
-    """Return the job of which nothing is known that keeps the others at their boundaries."""
-    job = int(header["alone_job"])
-    if job == NOBODY:
-        return None
-    names = ("alone_spent_ns", "waiting_threads", "need_since_ns")
-    spent_ns, waits, since_ns = (int(jobs[job][name]) for name in names)
-    grown_ns = now_ns - int(header["alone_since_ns"])
-    is_still = jobs[job]["stopped_until_ns"] > now_ns or _is_past(jobs[job], now_ns)
-    return job if _grows_alone(spent_ns, waits > 0, now_ns - since_ns, grown_ns, is_still) else None
 
 
 def jobs_in(mask: int) -> tuple[int, ...]:

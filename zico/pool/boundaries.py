@@ -17,7 +17,7 @@ import numpy as np
 
 from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
 from zico.base.libc import futex_wait, monotonic_ns
-from zico.pool import groups, profiles, still
+from zico.pool import groups, profiles, rules, still
 from zico.pool.deaths import reap_dead
 from zico.pool.layout import (
     BOUNDARY,
@@ -28,7 +28,6 @@ from zico.pool.layout import (
     header_of,
     job_at,
     waits_at_boundary,
-    within_limit,
     yields_at_boundary,
 )
 from zico.pool.living import broker_is_gone
@@ -106,7 +105,7 @@ def _may_start_unasked(pool: Member, now_ns: int) -> bool:
         job = job_at(pool, j)
         if job.state == EMPTY:
             continue
-        total += within_limit(job, job.claim_peak + job.claim_extra)
+        total += rules.within_limit(job, job.claim_peak + job.claim_extra)
     return total <= header.budget_regions and not someone_else_grows_alone(pool, pool.job, now_ns)
 
 

@@ -32,9 +32,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line
-from zico.base.libc import monotonic_ns
 from zico.pool import profiles, rules, still
-from zico.pool.layout import BOUNDARY, NOBODY, RUNNING, header_of, job_at, waits_for_memory, within_limit
+from zico.pool.layout import BOUNDARY, NOBODY, RUNNING, header_of, job_at, waits_for_memory
 
 if TYPE_CHECKING:
     from zico.pool.layout import Job, Member
@@ -45,7 +44,7 @@ MOST_UNEVEN = 3
 @inlined
 def peak_of(job: Job) -> int:
     """Return the regions that a job at its boundary may come to hold in its next iteration."""
-    return within_limit(job, max(job.claim_peak, job.persistent))
+    return rules.within_limit(job, max(job.claim_peak, job.persistent))
 
 
 @compiled
@@ -140,6 +139,34 @@ def waits_for(pool: Member, j: int, now_ns: int) -> int:
 
 
 @compiled
+def starter_of(pool: Member, j: int, now_ns: int) -> int:
+    """Return the rank by which the group of a job is let in: the first at its boundary, or ``NOBODY``.
+
+    Nobody is, while one that stands there has to wait for another one of the group, or is awaited.
+    A job without a group is let in by itself.
+    """
+    keep_out_of_line()
+    starter = NOBODY
+    for i in range(header_of(pool).places):
+        if (i == j or are_mates(pool, i, j)) and job_at(pool, i).state == BOUNDARY:
+            if waits_for(pool, i, now_ns) != 0 or is_awaited(pool, i):
+                return NOBODY
+            starter = i if starter == NOBODY else starter
+    return starter
+
+
+@compiled
+def first_of(pool: Member, j: int) -> int:
+    """Return the place of the first rank of a job's group, its own if it has none or has left."""
+    keep_out_of_line()
+    if job_at(pool, j).state in (RUNNING, BOUNDARY):
+        for i in range(j):
+            if are_mates(pool, i, j) and job_at(pool, i).state in (RUNNING, BOUNDARY):
+                return i
+    return j
+
+
+@compiled
 def heir_of(pool: Member, j: int) -> int:
     """Return the rank that grows alone when the job has ended its first iteration: one that has not yet, if any."""
     keep_out_of_line()
@@ -184,17 +211,17 @@ def note_start(pool: Member, j: int, into: int) -> None:
 
 
 @compiled
-def merge(pool: Member, requester: int) -> int:
+def merge(pool: Member, requester: int, now_ns: int) -> int:
     """Make one job of each group in the banker's arrays, and return the place at which the requester stands then.
 
-    Where the requester stands at its boundary it is to be let in, with its group. A group is as a
-    job without a profile while one of its ranks inside has none.
+    Where the requester stands at its boundary it is to be let in, with its group; ``NOBODY``: no
+    one is. A group is as a job without a profile while one of its ranks inside has none.
     """
     keep_out_of_line()
     header = header_of(pool)
     held, claims, residual, must_finish = pool.scratch[0], pool.scratch[1], pool.scratch[2], pool.scratch[3]
     group = pool.scratch[5]
-    starts = job_at(pool, requester).state == BOUNDARY
+    starts = requester != NOBODY and job_at(pool, requester).state == BOUNDARY
     for j in range(header.places):
         job = job_at(pool, j)
         group[j] = job.group if job.state in (RUNNING, BOUNDARY) else 0
@@ -207,24 +234,23 @@ def merge(pool: Member, requester: int) -> int:
             else:
                 residual[j] = held[j]
     rules.merge_groups(group, held, claims, residual, must_finish, header.budget_regions, header.places)
-    now_ns = monotonic_ns()
     for j in range(header.places):
         job = job_at(pool, j)
         unknown = job.state == RUNNING and not profiles.is_known(job) and not still.stands_still(job, now_ns)
         if group[j] != 0 and unknown:
             must_finish[rules.entry_of(group, j)] = 0
-    return rules.entry_of(group, requester)
+    return rules.entry_of(group, requester) if requester != NOBODY else NOBODY
 
 
 @compiled
 def peak_with_group(pool: Member, j: int) -> int:
     """Return the most regions that a job and the others of its group may hold together in an iteration."""
     keep_out_of_line()
-    total = within_limit(job_at(pool, j), job_at(pool, j).claim_peak)
+    total = rules.within_limit(job_at(pool, j), job_at(pool, j).claim_peak)
     for i in range(header_of(pool).places):
         job = job_at(pool, i)
         if i != j and are_mates(pool, i, j) and job.state in (RUNNING, BOUNDARY):
-            total += within_limit(job, job.claim_peak)
+            total += rules.within_limit(job, job.claim_peak)
     return total
 
 

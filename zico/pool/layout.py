@@ -261,7 +261,7 @@ class Member(Record):
     poll_address: I8
     one: I8  # what is written to the pipe
     one_address: I8
-    scratch: Annotated[Numbers, "i8", (6, MAX_JOBS)]  # the banker's arrays, then the groups
+    scratch: Annotated[Numbers, "i8", (7, MAX_JOBS)]  # the banker's arrays, the groups, who is given up
     profiles_address: I8  # two CURVEs for each phase of this process's job (zico.pool.profiles)
     n_waits: I8  # waits that the last grant demands of the stream before it touches what was granted
     wait_pairs: Annotated[Numbers, "i4", (MAX_JOBS * STREAMS,)]
@@ -330,12 +330,6 @@ def cap_of(pool: Member, job: Job) -> int:
 def refusing_limit(job: Any) -> int:  # noqa: ANN401 - a numpy record
     """Return a job's own limit in regions if more is refused, else 0: more waits, or goes to the next tier."""
     return int(job["limit"]) if job["promised"] <= job["limit"] else 0
-
-
-@inlined
-def within_limit(job: Job, regions: int) -> int:
-    """Return that many regions, or the job's limit where that is lower, but no fewer than it holds."""
-    return max(job.held, min(regions, job.limit) if job.limit > 0 else regions)
 
 
 @inlined

@@ -67,7 +67,6 @@ from zico.pool.layout import (
     regions_of,
     waits_for_memory,
     will_yield,
-    within_limit,
     yields_at_boundary,
 )
 from zico.pool.mutex import append, free_with_pages, give_to, lock, unlink, unlock
@@ -87,16 +86,10 @@ Array = Any
 
 @inlined
 def claim_of(job: Job) -> int:
-    """Return the most regions that the job may still come to hold in its current iteration.
-
-    Without those that it has evicted: it can end its iteration although they stay where they are.
-    """
+    """Return the most regions that the job may still come to hold in its current iteration."""
     if job.state != RUNNING or not profiles.is_known(job):
         return job.held
-    expected = profile.claim_at(job.profile, job.claims, job.progress)
-    if job.progress <= profile.expected_end(job.profile):
-        expected += job.claim_extra
-    return max(job.held, within_limit(job, max(job.claim_floor, expected)) - job.evicted)
+    return rules.claim_of(job, job.profile, job.claims)
 
 
 @entry(MEMBER, int)
@@ -133,17 +126,15 @@ def least_lacking(pool: Member) -> int:
     return best
 
 
-@compiled
-def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
-    """Tell whether ``n`` more regions for the requester, then claiming ``claim``, leave everybody able to finish.
+@inlined
+def put_debts(pool: Member, requester: int) -> int:
+    """Put what each job has and owes into the banker's arrays; returns the regions that are free.
 
-    What others yield at their boundaries counts as free: it comes when somebody waits for it. Who is inside and will
-    yield there keeps nothing. Where some job cannot finish even now (a profile was wrong), it is left out: the grant
-    must not make it worse. So is one that stands still; should it go on, it waits for memory like everybody else.
+    What jobs yield at their boundaries counts as free, but for the requester's: it comes when
+    somebody waits for it. Who is inside and will yield there keeps nothing.
     """
     header = header_of(pool)
-    held, claims, residual = pool.scratch[0], pool.scratch[1], pool.scratch[2]
-    must_finish, done = pool.scratch[3], pool.scratch[4]
+    held, claims, residual, must_finish = pool.scratch[0], pool.scratch[1], pool.scratch[2], pool.scratch[3]
     free = header.budget_regions - header.granted
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
@@ -154,26 +145,38 @@ def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
         keeps = job.state != EMPTY and not will_yield(pool, job)
         residual[j] = rules.residual(job.persistent, job.held, job.evicted) if keeps else 0
         must_finish[j] = 1 if job.state == RUNNING and profiles.is_known(job) else 0
+    return free
+
+
+@compiled
+def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
+    """Tell whether ``n`` more regions for the requester, then claiming ``claim``, leave everybody able to finish.
+
+    As ``rules.is_safe`` says it, or else ``rules.is_no_worse``: only then is it found out who stands still.
+    """
+    header = header_of(pool)
+    held, claims, residual = pool.scratch[0], pool.scratch[1], pool.scratch[2]
+    must_finish, done = pool.scratch[3], pool.scratch[4]
+    free = put_debts(pool, requester) - n
     held[requester] += n
     claims[requester] = max(claim, held[requester])
     must_finish[requester] = 1 if profiles.is_known(job_at(pool, requester)) else 0
-    place = groups.merge(pool, requester) if header.grouped == 1 else requester
-    known = must_finish[place]
-    if rules.is_safe(free - n, held, claims, residual, must_finish, done, header.places):
-        return True
-    if _leave_out_still(pool, place, must_finish) and rules.is_safe(
-        free - n, held, claims, residual, must_finish, done, header.places
-    ):
-        return True
-    held[place] -= n
-    must_finish[place] = 0
+    place = groups.merge(pool, requester, monotonic_ns()) if header.grouped == 1 else requester
     if rules.is_safe(free, held, claims, residual, must_finish, done, header.places):
-        return False
-    for j in range(header_of(pool).places):
-        must_finish[j] = done[j] if must_finish[j] else 0
-    held[place] += n
-    must_finish[place] = known
-    return rules.is_safe(free - n, held, claims, residual, must_finish, done, header.places)
+        return True
+    return _is_no_worse(pool, free, place, n)
+
+
+@compiled
+def _is_no_worse(pool: Member, free: int, place: int, n: int) -> bool:
+    keep_out_of_line()
+    held, claims, residual, must_finish = pool.scratch[0], pool.scratch[1], pool.scratch[2], pool.scratch[3]
+    done, given_up = pool.scratch[4], pool.scratch[6]
+    now_ns = monotonic_ns()
+    places = header_of(pool).places
+    for j in range(places):
+        given_up[j] = must_finish[j] and groups.stands_still(pool, j, now_ns)
+    return rules.is_no_worse(free, held, claims, residual, must_finish, given_up, done, places, place, n)
 
 
 @compiled
@@ -189,25 +192,12 @@ def is_crowded(pool: Member) -> bool:
         job = job_at(pool, j)
         if job.state == EMPTY:
             continue
-        own, peak = job.persistent, within_limit(job, job.claim_peak)
+        own, peak = job.persistent, rules.within_limit(job, job.claim_peak)
         if job.group != 0:
             own, peak = groups.kept_with_group(pool, j), groups.peak_with_group(pool, j)
         if kept > own and kept - own + peak > header.budget_regions:
             return True
     return False
-
-
-@compiled
-def _leave_out_still(pool: Member, place: int, must_finish: Array) -> bool:
-    """Strike those off that stand still, but for the job at one place; tells if any were."""
-    keep_out_of_line()
-    now_ns = monotonic_ns()
-    some = False
-    for j in range(header_of(pool).places):
-        if must_finish[j] and j != place and groups.stands_still(pool, j, now_ns):
-            must_finish[j] = 0
-            some = True
-    return some
 
 
 # -- running alone ---------------------------------------------------------------------------------
@@ -219,11 +209,14 @@ def someone_else_grows_alone(pool: Member, me: int, now_ns: int) -> bool:
 
     The ranks of a group grow together: each waits for the others in its collectives.
     """
-    header = header_of(pool)
-    other = header.alone_job
-    if other in (NOBODY, me) or groups.are_mates(pool, me, other):
-        return False
-    job = job_at(pool, other)
+    other = header_of(pool).alone_job
+    return other not in (NOBODY, me) and not groups.are_mates(pool, me, other) and grows_alone(pool, other, now_ns)
+
+
+@inlined
+def grows_alone(pool: Member, j: int, now_ns: int) -> bool:
+    """Tell whether a job that has the right to grow alone still keeps the others from starting iterations."""
+    header, job = header_of(pool), job_at(pool, j)
     if job.state != RUNNING or profiles.is_known(job):
         return False
     waits, waited_ns, grown_ns = job.waiting_threads > 0, now_ns - job.need_since_ns, now_ns - header.alone_since_ns
@@ -263,11 +256,7 @@ def may_grant(pool: Member, me: Job, n: int) -> bool:
         _grow_alone(pool, me, now_ns)
         return True
     if exceeds:
-        # The profile was wrong by so much: the rest of the iteration is expected to lie that much
-        # higher. To claim the whole peak again would make states unsafe in which a job near its end
-        # lacks a region or two.
-        me.claim_extra = me.held + me.evicted + n - profile.claim_at(me.profile, me.claims, me.progress)
-        claim = me.held + n
+        claim = rules.exceed(me, me.profile, me.claims, n)
     return stays_safe(pool, pool.job, n, claim)
 
 

@@ -1,7 +1,8 @@
 """The rules by which jobs go on: one copy for the pool, the policies and the simulator, compiled.
 
-What a job may still come to hold is ``zico.trace.profile.claim_at``; what the rules make of that is
-here.
+What a profile says that a job may still come to hold is ``zico.trace.profile.claim_at``; what the
+rules make of that is here. The pool asks them about its own records, inside the mutex. What they say
+of each job stands in a ``Debt``, the front of a policy's and the simulator's record of it.
 
 The banker's rule: may this state go on, whatever the speeds, without anybody having to be stopped?
     Each job in an iteration has a claim (the most regions it may still come to hold) and a residual
@@ -29,6 +30,8 @@ Ranks of one job are a group, and a group is one job to that rule: each of them 
 Guarantees
     * From a safe state, if every grant leaves the state safe and every claim is right, every job
       ends its iteration.
+    * Where some job cannot end even now (a profile was wrong), ``is_no_worse`` goes on: a grant must
+      leave everybody able to end who is now.
     * No allocation, no exception. ``is_safe`` takes at most O(n^2), and O(n) if all needs fit at
       once.
 
@@ -37,17 +40,52 @@ Source: Dijkstra, EWD 623; Habermann, CACM 12(7), 1969 (safe order found greedil
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from zico.base.compiled import compiled, inlined
+from zico.base.compiled import compiled, inlined, keep_out_of_line
+from zico.base.records import I8, Record
+from zico.trace.profile import claim_at, expected_end
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from zico.trace.profile import Curve
+
     Int64s = NDArray[np.int64]
     Flags = NDArray[np.uint8]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Debt(Record):
+    """What one job has and owes by the banker's rule, in regions."""
+
+    held: I8
+    """What the others cannot have while it stays where it is."""
+    yielded: I8 = 0
+    """What it holds besides at its boundary, where it evicts that if others wait."""
+    claim: I8
+    """The most that it may still come to hold in its iteration; at its boundary, in its next one."""
+    kept: I8
+    """What the others cannot have when that iteration has ended."""
+    must_finish: I8 = 0
+    """1: it is inside an iteration whose claim is known."""
+    given_up: I8 = 0
+    """1: nobody is to wait for its iteration, whatever the rest of this says."""
+
+
+class Claimant(Protocol):
+    """What a job's claim follows from: its record in the pool and the simulator's have these fields."""
+
+    progress: int
+    held: int
+    evicted: int
+    limit: int
+    claim_floor: int
+    claim_extra: int
+
 
 STILL_ITERATIONS = 4
 STILL_NS = 1_000_000_000
@@ -64,6 +102,41 @@ FADE_ITERATIONS = 16.0
 """How far back a job's recent throughput looks, in its own iterations."""
 
 _CANNOT = 2  # in done, while the takers are gone through
+
+
+@inlined
+def within_limit(job: Claimant, regions: int) -> int:
+    """Return that many regions, or the job's limit where that is lower, but no fewer than it holds."""
+    return max(job.held, min(regions, job.limit) if job.limit > 0 else regions)
+
+
+@inlined
+def claim_of(job: Claimant, curve: Curve, claims: Any) -> int:  # noqa: ANN401 - an int32 array
+    """Return the most regions that a job inside an iteration may still come to hold in it.
+
+    Without those that it has evicted: it can end its iteration although they stay where they are.
+
+    Args:
+        job: Its record.
+        curve: Its profile, by which its iteration is known.
+        claims: For each bin of that the most regions held from it on.
+    """
+    expected = claim_at(curve, claims, job.progress)
+    if job.progress <= expected_end(curve):
+        expected += job.claim_extra
+    return max(job.held, within_limit(job, max(job.claim_floor, expected)) - job.evicted)
+
+
+@inlined
+def exceed(job: Claimant, curve: Curve, claims: Any, n: int) -> int:  # noqa: ANN401 - an int32 array
+    """Note that a job needs ``n`` regions more than its claim allows; returns its claim then.
+
+    The profile was wrong by so much: the rest of the iteration is expected to lie that much higher.
+    To claim the whole peak again would make states unsafe in which a job near its end lacks a
+    region or two.
+    """
+    job.claim_extra = job.held + job.evicted + n - claim_at(curve, claims, job.progress)
+    return job.held + n
 
 
 @inlined
@@ -139,6 +212,57 @@ def is_safe(free: int, held: Int64s, claim: Int64s, residual: Int64s, must_finis
         done[i] = 1 if done[i] == 1 else 0
         safe = safe and done[i] == 1
     return safe
+
+
+@compiled
+def is_no_worse(  # noqa: PLR0913, PLR0917 - the banker's arrays
+    free: int,
+    held: Int64s,
+    claim: Int64s,
+    residual: Int64s,
+    must_finish: Flags,
+    given_up: Flags,
+    done: Flags,
+    n: int,
+    place: int,
+    more: int,
+) -> bool:
+    """Tell whether a state that ``is_safe`` refuses is right all the same, since it keeps nobody from ending.
+
+    Who is given up is left out: should it go on, it waits for memory like everybody else. Where
+    some job cannot finish even without what is asked for (a profile was wrong), that one is left
+    out: the grant must not make it worse.
+
+    Args:
+        free: As for ``is_safe``, as all that follow.
+        held: With what is asked for.
+        claim: Of all jobs.
+        residual: Of all jobs.
+        must_finish: Changed.
+        given_up: 1 for jobs whose iteration nobody is to wait for.
+        done: Scratch.
+        n: Jobs to look at.
+        place: Who asks; it is not left out.
+        more: For how many regions.
+    """
+    keep_out_of_line()
+    known = must_finish[place]
+    some = False
+    for j in range(n):
+        if must_finish[j] and given_up[j] and j != place:
+            must_finish[j] = 0
+            some = True
+    if some and is_safe(free, held, claim, residual, must_finish, done, n):
+        return True
+    held[place] -= more
+    must_finish[place] = 0
+    is_wrong = not is_safe(free + more, held, claim, residual, must_finish, done, n)
+    if is_wrong:
+        for j in range(n):
+            must_finish[j] = done[j] if must_finish[j] else 0
+        must_finish[place] = known
+    held[place] += more
+    return is_wrong and is_safe(free, held, claim, residual, must_finish, done, n)
 
 
 @inlined

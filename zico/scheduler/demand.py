@@ -16,8 +16,8 @@ Guarantees
 
 Known limitations
     * Where a job is within a bin is interpolated from its progress; a job that computes without
-      allocating for longer than its profile says is expected to go on at any moment, until it has
-      taken several times as long as an iteration.
+      allocating for longer than its profile says is expected to go on at any moment, until it is
+      given up.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ import numpy as np
 
 from zico.base.compiled import compiled, inlined, record_at
 from zico.pool.layout import JobState
-from zico.pool.rules import is_still
 from zico.scheduler.layout import JOB, PROFILE
-from zico.trace.profile import claim_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +41,6 @@ _FEW = 24  # so many are sorted by insertion
 _GROUP = 1 << 14  # so many changes are sorted at once: they fit into a processor's second cache
 _GROUP_SPANS = 1024
 _RUNNING = int(JobState.RUNNING)
-_BOUNDARY = int(JobState.BOUNDARY)
 _JOB_BYTES = JOB.itemsize
 
 
@@ -72,17 +69,6 @@ def is_iterating(job: SnapshotJob) -> bool:
 
 
 @compiled
-def claim_of(job: SnapshotJob) -> int:
-    """Return the most regions that the job may still come to hold in its iteration, its next one at a boundary."""
-    if job.profile_address == 0:
-        return job.held
-    profile = profile_at(job)
-    if job.phase == _BOUNDARY:
-        return max(job.held, profile.peak)
-    return max(job.held, claim_at(profile, profile.claims, job.progress))
-
-
-@compiled
 def position_ns(job: SnapshotJob, now_ns: int) -> int:
     """Return how far into its profile's time a job has come, at most the whole of it."""
     profile = profile_at(job)
@@ -96,16 +82,10 @@ def position_ns(job: SnapshotJob, now_ns: int) -> int:
     return begin_ns + (bin_ends_ns(profile, step) - begin_ns) * min(events, job.progress - begin) // events
 
 
-@compiled
-def stands_still(job: SnapshotJob, now_ns: int) -> bool:
-    """Tell whether nobody is to wait for a job's iteration any more (``zico.pool.rules``)."""
-    return is_still(job.need > 0, now_ns - job.started_ns, profile_at(job).duration_ns, job.given_up)
-
-
 @inlined
-def will_end(job: SnapshotJob, now_ns: int) -> bool:
+def will_end(job: SnapshotJob) -> bool:
     """Tell whether the job is inside an iteration that is known and worth waiting for."""
-    return is_iterating(job) and not stands_still(job, now_ns)
+    return is_iterating(job) and job.given_up == 0
 
 
 @compiled
@@ -143,7 +123,7 @@ def is_passing_at(job: SnapshotJob, now_ns: int, delay_ns: int, after_ns: int) -
         at_ns = after_ns - delay_ns
         inside = 0 <= at_ns < profile.duration_ns
         return inside and profile.level[step_at(profile, at_ns)] > job.held
-    if not will_end(job, now_ns):
+    if not will_end(job):
         return False
     profile = profile_at(job)
     from_ns = position_ns(job, now_ns)
@@ -174,7 +154,7 @@ def total(snapshot: Snapshot) -> tuple[Int64s, Int64s]:
     n_moving = room = held = 0
     for i in range(snapshot.n):
         job = job_at(snapshot, i)
-        if will_end(job, snapshot.now_ns):
+        if will_end(job):
             moving[n_moving] = i
             n_moving += 1
             room += profile_at(job).n_steps

@@ -151,6 +151,7 @@ def _uniform(sim_job: SimJob) -> float:
 @inlined
 def _end_wait(run: RunRecord, sim_job: SimJob) -> None:
     if sim_job.waiting_since_ns != NO_TIME:
+        sim_job.iteration_waited_ns += run.now_ns - sim_job.waiting_since_ns
         sim_job.waited_ns += max(0, run.now_ns - max(sim_job.waiting_since_ns, run.warm_up_ns))
     sim_job.waiting_since_ns = NO_TIME
 
@@ -205,8 +206,10 @@ def begin(run: RunRecord, number: int) -> None:
     sim_job.started_ns = run.now_ns
     profile, believed = profile_of(sim_job), believed_of(sim_job)
     sim_job.claim = believed.peak
+    sim_job.claim_extra = sim_job.outgrown = 0
     sim_job.overruns = (profile.n_bins << profile.shift) > expected_end(believed)
     _end_wait(run, sim_job)
+    sim_job.iteration_waited_ns = 0
     sim_job.delay_ns = round(sim_job.away * run.copy_ns)
     sim_job.away = 0
     sim_job.slowness = 1 + sim_job.jitter * _uniform(sim_job)
@@ -254,7 +257,7 @@ def _end_iteration(run: RunRecord, number: int) -> None:
         _change_phase(run, sim_job)
     if sim_job.held > sim_job.keeps and not run.pages:
         hold(run, number, sim_job.keeps)
-    sim_job.persistent = sim_job.kept = sim_job.held
+    sim_job.persistent = sim_job.held
     if not sim_job.profiled:
         sim_job.profiled = 1
         run.changed = 1

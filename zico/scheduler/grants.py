@@ -8,23 +8,25 @@ import numpy as np
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line, record_at
 from zico.pool.layout import JobState
-from zico.pool.rules import ALONE_FRESH_NS, ALONE_WAIT_NS, is_safe
-from zico.scheduler.demand import claim_of, span_at
+from zico.pool.rules import ALONE_FRESH_NS, ALONE_WAIT_NS, exceed, is_no_worse, is_safe
+from zico.scheduler.demand import span_at
 from zico.scheduler.jobs import (
     FOREVER,
     LOG,
-    job_of,
+    believed_of,
+    is_known,
     need_of,
     present_in,
     profile_of,
     scratch_flags,
     scratch_words,
-    show_place,
+    see_debt,
+    see_given_up,
     sim_job_of,
     someone_grows_alone,
     step_ends_ns,
 )
-from zico.trace.profile import claim_at
+from zico.trace.profile import claim_at, is_outgrown
 
 if TYPE_CHECKING:
     from zico.scheduler.jobs import RunRecord, SimJob
@@ -49,51 +51,49 @@ def hold(run: RunRecord, number: int, regions: int) -> None:
 
 
 @compiled
-def _is_safe_after(run: RunRecord, grown: int, regions: int) -> bool:
-    """Tell whether all that are in an iteration can end it once a job has so many regions more.
+def stays_safe(run: RunRecord, grown: int, regions: int, claim: int) -> bool:
+    """Tell as the pool does whether a job, then claiming ``claim``, may have so many regions more.
 
     Claims fall while iterations go on, and lower ones make no state unsafe: where the claims last
     seen do, where everybody is now need not be found out.
     """
-    return _can_all_end(run, grown, regions) or (_see_claims(run) and _can_all_end(run, grown, regions))
+    present = present_in(run)
+    n, free = run.n_present, run.budget - run.granted - regions
+    held, claims, residual = scratch_words(run, 0), scratch_words(run, 1), scratch_words(run, 2)
+    must_finish, done, given_up = scratch_flags(run, 3), scratch_flags(run, 4), scratch_flags(run, 6)
+    for i in range(n):
+        if sim_job_of(run, present[i]).overruns:
+            see_debt(run, sim_job_of(run, present[i]))
+    place = _put_debts(run, grown, regions, claim)
+    if is_safe(free, held, claims, residual, must_finish, done, n):
+        return True
+    for i in range(n):
+        sim_job = sim_job_of(run, present[i])
+        see_debt(run, sim_job)
+        see_given_up(run, sim_job)
+        given_up[i] = sim_job.given_up
+    _put_debts(run, grown, regions, claim)
+    if is_safe(free, held, claims, residual, must_finish, done, n):
+        return True
+    return is_no_worse(free, held, claims, residual, must_finish, given_up, done, n, place, regions)
 
 
 @compiled
-def _can_all_end(run: RunRecord, grown: int, regions: int) -> bool:
-    """Tell so by the claims last seen."""
+def _put_debts(run: RunRecord, grown: int, regions: int, claim: int) -> int:
+    """Put what each was last seen to have and to owe into scratch; returns where the one that grows stands."""
     present = present_in(run)
-    held, claim, residual = scratch_words(run, 0), scratch_words(run, 1), scratch_words(run, 2)
-    must_finish, done = scratch_flags(run, 3), scratch_flags(run, 4)
+    held, claims, residual = scratch_words(run, 0), scratch_words(run, 1), scratch_words(run, 2)
+    must_finish = scratch_flags(run, 3)
+    place = 0
     for i in range(run.n_present):
         sim_job = sim_job_of(run, present[i])
-        if sim_job.overruns:
-            _see_claim(run, present[i])
-        held[i] = sim_job.held + (regions if present[i] == grown else 0)
-        claim[i] = max(sim_job.claim, sim_job.held + need_of(sim_job))
-        residual[i] = sim_job.persistent
-        must_finish[i] = sim_job.phase == _RUNNING and sim_job.profiled == 1
-    return is_safe(run.budget - run.granted - regions, held, claim, residual, must_finish, done, run.n_present)
-
-
-@compiled
-def _see_claims(run: RunRecord) -> bool:
-    """Note what those that are in an iteration claim where they are now; tells whether any claims less than before."""
-    present = present_in(run)
-    fell = False
-    for i in range(run.n_present):
-        sim_job = sim_job_of(run, present[i])
-        if sim_job.phase == _RUNNING and sim_job.profiled == 1:
-            before = sim_job.claim
-            _see_claim(run, present[i])
-            fell = fell or sim_job.claim < before
-    return fell
-
-
-@compiled
-def _see_claim(run: RunRecord, number: int) -> None:
-    sim_job = sim_job_of(run, number)
-    show_place(run, sim_job, job_of(run, number))
-    sim_job.claim = claim_of(job_of(run, number))
+        held[i], claims[i], residual[i] = sim_job.held, sim_job.claim, sim_job.persistent
+        must_finish[i] = sim_job.phase == _RUNNING and is_known(sim_job)
+        if present[i] == grown:
+            place = i
+            held[i] += regions
+            claims[i] = max(claim, held[i])
+    return place
 
 
 @compiled
@@ -103,18 +103,29 @@ def may_take(run: RunRecord, number: int) -> int:
     most = max(0, min(run.budget - run.granted, need_of(sim_job)))
     if most == 0 or not run.use_claims:
         return most
-    return _safe_to_take(run, number, most) if sim_job.profiled else _may_grow(run, number, most)
+    believed = believed_of(sim_job)
+    see_debt(run, sim_job)
+    claim = sim_job.claim
+    exceeds = sim_job.held + most > claim
+    if exceeds and sim_job.profiled:
+        outgrown = is_outgrown(believed, sim_job.progress, sim_job.held + most, believed.peak)
+        sim_job.outgrown = max(sim_job.outgrown, int(outgrown))
+    if not is_known(sim_job):
+        return _may_grow(run, number, most)
+    if exceeds:
+        claim = sim_job.claim = exceed(sim_job, believed, believed.claims, most)
+    return _safe_to_take(run, number, most, claim)
 
 
 @compiled
-def _safe_to_take(run: RunRecord, number: int, most: int) -> int:
+def _safe_to_take(run: RunRecord, number: int, most: int, claim: int) -> int:
     """Return how many regions leave a safe state: if some do, fewer do."""
-    if _is_safe_after(run, number, most):
+    if stays_safe(run, number, most, claim):
         return most
     least = 0
     while most - least > 1:
         middle = (least + most) // 2
-        if _is_safe_after(run, number, middle):
+        if stays_safe(run, number, middle, claim):
             least = middle
         else:
             most = middle
@@ -127,7 +138,7 @@ def _may_grow(run: RunRecord, number: int, most: int) -> int:
     keep_out_of_line()
     if run.alone != number and someone_grows_alone(run):
         return 0
-    regions = _safe_to_take(run, number, most)
+    regions = _safe_to_take(run, number, most, 0)
     if regions > 0:
         if run.alone == number:
             sim_job_of(run, number).alone_spent_ns += min(run.now_ns - run.alone_since_ns, ALONE_FRESH_NS)

@@ -23,20 +23,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.base.compiled import compiled, inlined
+from zico.base.compiled import compiled
 from zico.pool.layout import JobState
-from zico.pool.rules import is_safe
 from zico.scheduler.demand import coarse, is_passing_at, job_at, profile_at, reserved, total
 from zico.scheduler.layout import NO_TIME, NOBODY, Reason
 from zico.scheduler.turns import (
     alone_in,
     banker_of,
     blocked_by,
+    count_in,
     decision_at,
     fits_beside_kept,
     in_order,
     in_turn,
     kept_by_all,
+    lacks,
+    may_start,
     peaks_together,
     starts,
     unstick,
@@ -187,7 +189,7 @@ def decide_by_shift(snapshot: Snapshot, margin_shift: int, first: int, first_fit
                 continue
             if delay_ns <= profile_at(job).tick_ns:
                 delay_ns = 0
-                is_reserved = _starts_if_safe(snapshot, index, banker)
+                is_reserved = starts_if_safe(snapshot, index, banker)
             else:
                 waits(snapshot, index, _MEETS, snapshot.now_ns + delay_ns)
                 _blame(snapshot, index, delays_ns, conflict_ns)
@@ -224,16 +226,14 @@ def waits_for_safety(snapshot: Snapshot, index: int) -> None:
 
 
 @compiled
-def _starts_if_safe(snapshot: Snapshot, index: int, banker: tuple[int, Any, Any]) -> bool:
-    """Start a job if the state with its claim is safe, else let it wait; tells whether it starts."""
-    free, sums, flags = banker
-    flags[0, index] = 1
-    if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], snapshot.n):
+def starts_if_safe(snapshot: Snapshot, index: int, banker: tuple[Any, Any, Any]) -> bool:
+    """Start a job if the pool would let it begin, else let it wait; tells whether it starts."""
+    may = may_start(snapshot, banker, index)
+    if may:
         starts(snapshot, index)
-        return True
-    flags[0, index] = 0
-    waits_for_safety(snapshot, index)
-    return False
+    else:
+        waits_for_safety(snapshot, index)
+    return may
 
 
 @compiled
@@ -260,17 +260,12 @@ EVERYBODY = 1 << 30
 """No limit on how many are in an iteration at a time."""
 
 
-@inlined
-def _needs(sums: NDArray[np.int64], index: int) -> int:
-    return max(sums[0, index], sums[1, index], sums[2, index]) - sums[0, index]
-
-
 @compiled
-def waits_for_its_turn(snapshot: Snapshot, index: int, inside: NDArray[np.uint8]) -> None:
+def waits_for_its_turn(snapshot: Snapshot, index: int, flags: NDArray[np.uint8]) -> None:
     """Wait for one of those that are in an iteration, or begin one now, to end it."""
     waits(snapshot, index, _TURN, NO_TIME)
     for other in range(snapshot.n):
-        if other != index and inside[other]:
+        if other != index and flags[0, other] and not flags[1, other]:
             blocked_by(snapshot, index, other)
 
 
@@ -279,43 +274,38 @@ def decide_by_claims(snapshot: Snapshot, most_inside: int) -> None:
     """Decide for every job at its boundary, in turn, while fewer than ``most_inside`` jobs are in an iteration."""
     order = in_turn(snapshot)
     alone = alone_in(snapshot)
-    free, sums, flags = banker_of(snapshot)
+    banker = banker_of(snapshot)
+    free, _sums, flags = banker
     inside = 0
     missing = 0  # regions that those need together who must finish: if so many are free, any order will do
     for i in range(snapshot.n):
-        missing += _needs(sums, i) if flags[0, i] else 0
-        inside += flags[0, i]
+        missing += lacks(snapshot, banker, i) if flags[0, i] else 0
+        inside += flags[0, i] and not flags[1, i]
     kept = kept_by_all(snapshot)
     judged = 0
     for index in order:
-        flags[0, index] = job_at(snapshot, index).profile_address != 0
+        job = job_at(snapshot, index)
+        lacking = lacks(snapshot, banker, index)
         if alone != NOBODY:
             waits_for_alone(snapshot, index, alone)
-            flags[0, index] = 0
-        elif flags[0, index] == 0:
+        elif job.profile_address == 0:
             starts(snapshot, index)
             alone = index
         elif not fits_beside_kept(snapshot, index, kept):
             waits_to_fit(snapshot, index)
-            flags[0, index] = 0
         elif inside >= most_inside:
-            waits_for_its_turn(snapshot, index, flags[0])
-            flags[0, index] = 0
-        elif missing + _needs(sums, index) <= free:
+            waits_for_its_turn(snapshot, index, flags)
+        elif missing + lacking <= free[0]:
             starts(snapshot, index)
-            missing += _needs(sums, index)
+            count_in(snapshot, banker, index)
+            missing += lacking - job.yielded
             inside += 1
         elif judged == MOST_JUDGED:
             waits(snapshot, index, _UNSAFE, NO_TIME)
             blocked_by(snapshot, index, order[0])
-            flags[0, index] = 0
         else:
             judged += 1
-            if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], snapshot.n):
-                starts(snapshot, index)
-                missing += _needs(sums, index)
+            if starts_if_safe(snapshot, index, banker):
+                missing += lacking - job.yielded
                 inside += 1
-            else:
-                waits_for_safety(snapshot, index)
-                flags[0, index] = 0
     unstick(snapshot, order)

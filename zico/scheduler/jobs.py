@@ -13,7 +13,7 @@ import numpy as np
 from zico.base.compiled import array_at, compiled, inlined, record_at
 from zico.base.records import F8, I4, I8, U8, Numbers, Record, dtype_of
 from zico.pool.layout import JobState
-from zico.pool.rules import grows_alone, recent_throughput
+from zico.pool.rules import claim_of, grows_alone, is_still, recent_throughput
 from zico.scheduler.demand import bin_ends_ns, job_at
 from zico.scheduler.layout import JOB, NO_TIME, NOBODY, PROFILE, SNAPSHOT, Reason, Snapshot, SnapshotJob
 
@@ -44,7 +44,12 @@ class SimJob(SnapshotJob):
     spilled: I8
     step: I8
     bin: I8  # of its profile, that it was last seen in
-    claim: I8  # that it was last seen to have in this iteration
+    evicted: I8  # as in the pool's record of a job, as all up to ``outgrown``; simulated jobs evict nothing,
+    limit: I8  # have no limits,
+    claim_floor: I8  # and begin as soon as they are admitted: 0
+    claim_extra: I8
+    iteration_waited_ns: I8
+    outgrown: I8
     overruns: I8  # its claim may rise again: it comes past the end of the profile that is believed
     busy: I8
     step_since: I8  # on the work clock
@@ -195,8 +200,8 @@ class Sample(Record, align=False):
 SAMPLE = dtype_of(Sample)
 
 SAMPLES = 128
-SCRATCH_ROWS = 6
-"""Of the banker's rule: held, claim, residual, must finish, done; and who is blocked."""
+SCRATCH_ROWS = 7
+"""Of the banker's rule: held, claim, residual, must finish, done; who is blocked; who is given up."""
 FOREVER = 1 << 62
 
 _INT64 = np.dtype(np.int64)
@@ -295,17 +300,37 @@ def progress_of(run: RunRecord, sim_job: SimJob) -> int:
     return now_in * width + min((at_ns - begin_ns) * width // (bin_ends_ns(profile, now_in) - begin_ns), width - 1)
 
 
-@compiled
-def show_place(run: RunRecord, sim_job: SimJob, job: SnapshotJob) -> None:
-    """Fill that part of a JOB record that tells what a simulated job may still come to hold."""
-    job.profile_address = sim_job.believed_address if sim_job.profiled else 0
-    job.progress = 0 if sim_job.phase == _BOUNDARY else progress_of(run, sim_job)
-
-
 @inlined
-def job_of(run: RunRecord, number: int) -> SnapshotJob:
-    """Return what a policy sees of a simulated job."""
-    return record_at(run.sim_jobs_address + number * _SIM_JOB_BYTES, JOB)
+def is_known(sim_job: SimJob) -> bool:
+    """Tell whether the profile that is believed says what the iteration may still come to hold."""
+    return sim_job.profiled == 1 and sim_job.outgrown == 0
+
+
+@compiled
+def see_debt(run: RunRecord, sim_job: SimJob) -> None:
+    """Note where a simulated job is now, and what it has and owes by the pool's rules."""
+    believed = believed_of(sim_job)
+    inside = sim_job.phase == _RUNNING
+    sim_job.must_finish = inside and is_known(sim_job)
+    sim_job.progress = progress_of(run, sim_job) if inside else 0
+    sim_job.kept = sim_job.persistent
+    sim_job.claim = sim_job.held
+    if sim_job.must_finish:
+        sim_job.claim = claim_of(sim_job, believed, believed.claims)
+    elif not inside:
+        sim_job.claim = max(sim_job.held, believed.peak, sim_job.persistent)
+
+
+@compiled
+def see_given_up(run: RunRecord, sim_job: SimJob) -> bool:
+    """Note whether nobody is to wait for a simulated job's iteration; tells whether that has taken too long."""
+    inside_ns = run.now_ns - sim_job.started_ns - sim_job.iteration_waited_ns
+    if sim_job.waiting_since_ns != NO_TIME:
+        inside_ns -= run.now_ns - sim_job.waiting_since_ns
+    has_end = sim_job.phase == _RUNNING and sim_job.profiled == 1
+    is_past = has_end and is_still(0, inside_ns, believed_of(sim_job).duration_ns, 0)
+    sim_job.given_up = is_past and (need_of(sim_job) == 0 or not is_known(sim_job))
+    return is_past
 
 
 @inlined
@@ -314,8 +339,11 @@ def someone_grows_alone(run: RunRecord) -> bool:
     if run.alone == NOBODY:
         return False
     sim_job = sim_job_of(run, run.alone)
+    if sim_job.phase != _RUNNING or is_known(sim_job):
+        return False
     waited_ns, grown_ns = run.now_ns - sim_job.waiting_since_ns, run.now_ns - run.alone_since_ns
-    return grows_alone(sim_job.alone_spent_ns, need_of(sim_job) > 0, waited_ns, grown_ns, False)  # noqa: FBT003 - none
+    still = see_given_up(run, sim_job)
+    return grows_alone(sim_job.alone_spent_ns, need_of(sim_job) > 0, waited_ns, grown_ns, still)
 
 
 @compiled
@@ -331,11 +359,13 @@ def show_all(run: RunRecord) -> None:
     present = present_in(run)
     for i in range(run.n_present):
         sim_job, job = sim_job_of(run, present[i]), job_at(snapshot, i)
+        see_debt(run, sim_job)
+        see_given_up(run, sim_job)
         own = array_at(run.sim_jobs_address + present[i] * _SIM_JOB_BYTES, _JOB_WORDS, _INT64)
         seen = array_at(snapshot.jobs_address + i * _JOB_BYTES, _JOB_WORDS, _INT64)
         for word in range(_JOB_WORDS):
             seen[word] = own[word]
-        show_place(run, sim_job, job)
+        job.profile_address = sim_job.believed_address if is_known(sim_job) else 0
         job.need = need_of(sim_job)
         job.waiting_since_ns = 0 if sim_job.waiting_since_ns == NO_TIME else max(1, sim_job.waiting_since_ns)
         since_ns, duration_ns = run.now_ns - sim_job.served_at_ns, profile_of(sim_job).duration_ns

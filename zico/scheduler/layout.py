@@ -12,6 +12,7 @@ import enum
 from typing import Annotated
 
 from zico.base.records import F8, I4, I8, U8, Numbers, Record, dtype_of
+from zico.pool.rules import Debt
 from zico.trace.profile import CURVE_BINS, Curve
 
 NOBODY = -1
@@ -63,14 +64,13 @@ PROFILE = dtype_of(ProfileRecord)
 
 
 @dataclasses.dataclass(kw_only=True)
-class JobFields(Record):
+class JobFields(Debt):
     """One job at one instant: what its record in a snapshot, the simulator's and Python's view have in common."""
 
     job: I8
     """Its place in the pool: plans know it by that."""
     phase: I8
     """``JobState``"""
-    held: I8
     persistent: I8
     """Regions that stay when the iteration ends."""
     progress: I8 = 0
@@ -93,14 +93,11 @@ class JobFields(Record):
     """Its turn comes before that of any lower one."""
     left: I8 = 0
     """Iterations until it leaves; 0: unknown."""
-    given_up: I8 = 0
-    """1: nobody is to wait for its iteration, whatever the rest of this says: its process is stopped, say."""
 
 
 class SnapshotJob(JobFields):
-    """One job of a snapshot. ``held`` is what the others cannot have while it stays where it is."""
+    """One job of a snapshot."""
 
-    kept: I8  # regions that the others cannot have when its iteration has ended
     profile_address: I8  # 0 until the first iteration has ended
 
 

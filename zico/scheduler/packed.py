@@ -123,8 +123,8 @@ class Snapshot:
 
 def _row(job: JobView, known: Records | None) -> tuple[int | float, ...]:
     """Return a job as a record of a snapshot, whose fields have the names of the view's."""
-    others = {"held": job.held_for_good, "profile_address": 0 if known is None else known.ctypes.data}
-    return tuple(others[name] if name in others else getattr(job, name) for name in JOB.names)
+    address = 0 if known is None else known.ctypes.data
+    return tuple(address if name == "profile_address" else getattr(job, name) for name in JOB.names)
 
 
 def decision_of(record: Any, pool: PoolView, index: int) -> Decision:  # noqa: ANN401 - one DECISION record
@@ -162,7 +162,7 @@ def _misfit(pool: PoolView, job: JobView) -> str:
 
 
 def _kept(job: JobView) -> int:
-    return job.kept if job.phase == JobState.RUNNING and job.profile is not None else job.held_for_good
+    return job.kept if job.phase == JobState.RUNNING and job.profile is not None else job.held
 
 
 class Memory:

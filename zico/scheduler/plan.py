@@ -16,9 +16,8 @@ from numba import types
 from zico.base.compiled import callback, compiled, inlined, record_at
 from zico.base.records import Record, Records, dtype_of
 from zico.pool.layout import JobState
-from zico.pool.rules import is_safe
 from zico.scheduler.demand import job_at, position_ns, profile_at, will_end
-from zico.scheduler.greedy import MARGIN_SHIFT, decide_by_claims, decide_by_shift, waits_for_safety
+from zico.scheduler.greedy import MARGIN_SHIFT, decide_by_claims, decide_by_shift, starts_if_safe
 from zico.scheduler.group_schedule import TorusRecord
 from zico.scheduler.layout import NO_TIME, NOBODY, Reason
 from zico.scheduler.learning import Learnt, is_of, learn
@@ -32,7 +31,6 @@ from zico.scheduler.turns import (
     kept_by_all,
     peaks_together,
     snapshot_at,
-    starts,
     unstick,
     waits,
 )
@@ -90,7 +88,7 @@ def _is_planned(snapshot: Snapshot) -> bool:
         job = job_at(snapshot, i)
         if job.profile_address == 0 or not fits_beside_kept(snapshot, i, kept):
             return False
-        if job.phase != _BOUNDARY and not will_end(job, snapshot.now_ns):
+        if job.phase != _BOUNDARY and not will_end(job):
             return False
     return True
 
@@ -110,7 +108,7 @@ def _decide_pair(snapshot: Snapshot, schedule: int) -> None:
     """Decide for the jobs of a pair that are at their boundaries."""
     pair = record_at(snapshot.plan_address, PLAN).pairs[schedule]
     actions = pair.actions[_favour(snapshot)]
-    free, sums, flags = banker_of(snapshot)
+    banker = banker_of(snapshot)
     both = job_at(snapshot, 0).phase == _BOUNDARY and job_at(snapshot, 1).phase == _BOUNDARY
     for i in range(_PAIR):
         job = job_at(snapshot, i)
@@ -123,12 +121,7 @@ def _decide_pair(snapshot: Snapshot, schedule: int) -> None:
         if actions[i, cell] not in (BOTH, own):
             _wait_for_cell(snapshot, pair, actions, i, cell, at_ns)
             continue
-        flags[0, i] = 1
-        if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], _PAIR):
-            starts(snapshot, i)
-        else:
-            flags[0, i] = 0
-            waits_for_safety(snapshot, i)
+        starts_if_safe(snapshot, i, banker)
 
 
 @compiled
@@ -161,7 +154,7 @@ def _node(snapshot: Snapshot, torus: TorusRecord, at_ns: NDArray[np.int64], late
 def _decide_torus(snapshot: Snapshot) -> None:
     """Decide for those of a few jobs that are at their boundaries."""
     torus = record_at(snapshot.plan_address, PLAN).torus
-    free, sums, flags = banker_of(snapshot)
+    banker = banker_of(snapshot)
     at_ns = np.zeros(snapshot.n, np.int64)
     most = 0  # cells until the last of those inside has ended
     for i in range(snapshot.n):
@@ -171,12 +164,7 @@ def _decide_torus(snapshot: Snapshot) -> None:
     those = torus.actions[_node(snapshot, torus, at_ns, 0)]
     for i in in_turn(snapshot):
         if those >> i & 1:
-            flags[0, i] = 1
-            if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], snapshot.n):
-                starts(snapshot, i)
-            else:
-                flags[0, i] = 0
-                waits_for_safety(snapshot, i)
+            starts_if_safe(snapshot, i, banker)
             continue
         later = 1
         while later < most and not torus.actions[_node(snapshot, torus, at_ns, later)] >> i & 1:
@@ -255,14 +243,7 @@ def _passed_over(snapshot: Snapshot) -> int:
 @compiled
 def _serve(snapshot: Snapshot, index: int) -> None:
     """Let one job start as soon as that is safe, and nobody else before; the others are looked at again right after."""
-    free, sums, flags = banker_of(snapshot)
-    flags[0, index] = 1
-    until_ns = snapshot.now_ns + 1
-    if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], snapshot.n):
-        starts(snapshot, index)
-    else:
-        waits_for_safety(snapshot, index)
-        until_ns = NO_TIME
+    until_ns = snapshot.now_ns + 1 if starts_if_safe(snapshot, index, banker_of(snapshot)) else NO_TIME
     for i in range(snapshot.n):
         if i != index and job_at(snapshot, i).phase == _BOUNDARY:
             waits(snapshot, i, _TURN, until_ns)
@@ -285,7 +266,7 @@ def _gathers(known: Learnt, snapshot: Snapshot) -> bool:
         job = job_at(snapshot, i)
         if job.phase == _BOUNDARY:
             continue
-        if not will_end(job, snapshot.now_ns):
+        if not will_end(job):
             known.gathers = 0
             return False
         inside = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
-from zico.pool.layout import JobState
 from zico.scheduler.layout import JobFields
 
 if TYPE_CHECKING:
@@ -72,21 +71,9 @@ class JobView(JobFields):
     """How it could go on with less, if it leaves the choice to others."""
     waited_ns: int = 0
     """For how long it has waited for memory, ever."""
-    yields_at_boundary: bool = False
-    """At its boundaries it evicts what the others wait for: what it holds there is as good as free."""
 
     ranks: tuple[int, ...] = ()
     """The places of a group's ranks, if this is a group: its figures are their sums."""
-
-    @property
-    def held_for_good(self) -> int:
-        """Return the regions that the others cannot have while it stays where it is."""
-        return 0 if self.yields_at_boundary and self.phase == JobState.BOUNDARY else self.held
-
-    @property
-    def kept(self) -> int:
-        """Return the regions that the others cannot have when its iteration has ended."""
-        return 0 if self.yields_at_boundary else self.persistent
 
 
 class Plan(Protocol):
@@ -108,6 +95,10 @@ class PoolView:
     jobs: tuple[JobView, ...]
     alone_job: int | None = None
     """The job that grows now in an iteration of which nothing is known: nobody else may start one."""
+    late: tuple[int, ...] = ()
+    """Ranks at their boundaries whose group goes on: the others may wait for them in a collective."""
+    staying: tuple[int, ...] = ()
+    """The places of jobs that hold memory at boundaries where a pause or a gate keeps them."""
     plan: Plan | None = None
     """What the policy has worked out about these jobs, if it has."""
     slowdown: tuple[float, ...] = (1.0,)

@@ -8,7 +8,8 @@ import numpy as np
 
 from zico.base.compiled import compiled, inlined, record_at
 from zico.pool.layout import JobState
-from zico.scheduler.demand import claim_of, is_iterating, job_at, profile_at, will_end
+from zico.pool.rules import is_no_worse, is_safe
+from zico.scheduler.demand import is_iterating, job_at, profile_at, will_end
 from zico.scheduler.layout import BLOCKERS, DECISION, NO_TIME, NOBODY, SNAPSHOT, Reason
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def unstick(snapshot: Snapshot, order: Array) -> None:
     """
     for i in range(snapshot.n):
         job = job_at(snapshot, i)
-        runs = will_end(job, snapshot.now_ns) if job.profile_address != 0 else job.given_up == 0
+        runs = will_end(job) if job.profile_address != 0 else job.given_up == 0
         if (job.phase == _RUNNING and runs) or (job.phase not in (_RUNNING, _BOUNDARY) and job.held > 0):
             return
     for index in order:
@@ -208,16 +209,61 @@ def unstick(snapshot: Snapshot, order: Array) -> None:
 
 
 @compiled
-def banker_of(snapshot: Snapshot) -> tuple[int, Array, Array]:
-    """Return the state that the banker's rule judges: what is free; held, claim, residual in rows; who must finish."""
+def banker_of(snapshot: Snapshot) -> tuple[Array, Array, Array]:
+    """Return the state that the banker's rule judges.
+
+    What is free, in an array of one; held, claim, kept in rows; who must finish, who is given up, and scratch in rows.
+    """
+    free = np.full(1, snapshot.budget, np.int64)
     sums = np.empty((3, snapshot.n), np.int64)
-    flags = np.zeros((2, snapshot.n), np.uint8)
-    free = snapshot.budget
+    flags = np.empty((4, snapshot.n), np.uint8)
     for i in range(snapshot.n):
         job = job_at(snapshot, i)
-        free -= job.held
-        sums[0, i] = job.held
-        sums[1, i] = claim_of(job)
-        sums[2, i] = job.held if job.profile_address == 0 else job.kept
-        flags[0, i] = will_end(job, snapshot.now_ns)
+        put_debt(job, sums, flags, i)
+        free[0] -= job.held
     return free, sums, flags
+
+
+@inlined
+def put_debt(job: SnapshotJob, sums: Array, flags: Array, index: int) -> None:
+    """Put what a job has and owes into the banker's rows."""
+    sums[0, index], sums[1, index], sums[2, index] = job.held, job.claim, job.kept
+    flags[0, index], flags[1, index] = job.must_finish, job.given_up
+
+
+@inlined
+def lacks(snapshot: Snapshot, banker: tuple[Array, Array, Array], index: int) -> int:
+    """Return the regions that a job at its boundary lacks for its next iteration, with what it yields until then."""
+    _free, sums, _flags = banker
+    return max(sums[1, index], sums[2, index], sums[0, index] + job_at(snapshot, index).yielded) - sums[0, index]
+
+
+@compiled
+def count_in(snapshot: Snapshot, banker: tuple[Array, Array, Array], index: int) -> None:
+    """Let the banker's rule take a job for one that has begun its next iteration: it yields nothing more."""
+    free, sums, flags = banker
+    yielded = job_at(snapshot, index).yielded
+    free[0] -= yielded
+    sums[0, index] += yielded
+    flags[0, index] |= job_at(snapshot, index).profile_address != 0
+
+
+@compiled
+def may_start(snapshot: Snapshot, banker: tuple[Array, Array, Array], index: int) -> bool:
+    """Tell whether the pool would let a job at its boundary begin; counts it among those inside if so."""
+    free, sums, flags = banker
+    n, must_finish, before = snapshot.n, flags[0], flags[3]
+    before[:] = must_finish
+    count_in(snapshot, banker, index)
+    if is_safe(free[0], sums[0], sums[1], sums[2], must_finish, flags[2], n):
+        return True
+    counted = must_finish[index]
+    may = is_no_worse(free[0], sums[0], sums[1], sums[2], must_finish, flags[1], flags[2], n, index, 0)
+    must_finish[:] = before
+    if may:
+        must_finish[index] = counted
+    else:
+        yielded = job_at(snapshot, index).yielded
+        free[0] += yielded
+        sums[0, index] -= yielded
+    return may

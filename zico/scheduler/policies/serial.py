@@ -36,7 +36,7 @@ def _occupant(snapshot: Snapshot) -> int:
     """Return who is inside an iteration; one that has never ended any, or stands still, may never do so."""
     for i in range(snapshot.n):
         job = job_at(snapshot, i)
-        if will_end(job, snapshot.now_ns):
+        if will_end(job):
             return i
     return NOBODY
 

@@ -181,7 +181,7 @@ def _learn(snapshot: Snapshot, options: NDArray[np.float64]) -> None:
             known = memo.lasted_ns != 0 and options[_PROFILE] == _KEEP
             if job.started_ns != 0 and job.waiting_since_ns > job.started_ns and not known:
                 memo.lasted_ns = job.waiting_since_ns - job.started_ns
-        if will_end(job, snapshot.now_ns) and job.need > 0:
+        if will_end(job) and job.need > 0:
             record_at(snapshot.memory_address, MEMORY).one_by_one = int(options[_FALLBACK])
 
 
@@ -194,7 +194,7 @@ def _lasts_ns(snapshot: Snapshot, index: int) -> int:
 @inlined
 def _is_inside(snapshot: Snapshot, index: int) -> bool:
     """Tell whether a job is in an iteration whose end is worth waiting for."""
-    return will_end(job_at(snapshot, index), snapshot.now_ns)
+    return will_end(job_at(snapshot, index))
 
 
 @compiled
