@@ -42,8 +42,8 @@ from tensorflow.python.ops import handle_data_util
 from zico.base.saying import inform
 from zico.base.units import format_bytes
 from zico.job.autoload import complain
-from zico.offload.swap_joining import HeapGauge
 from zico.planning.saving.graph_rebuilding import Operation, StepGraph
+from zico.swap.joining import HeapGauge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -17,9 +17,9 @@ from zico.base.saying import inform
 from zico.heap.layout import Attached
 from zico.job import joining, session
 from zico.job.autoload import complain
-from zico.offload.state_return import StateOffload
-from zico.offload.swapper import LEAST_BYTES
 from zico.planning.saving.registry import AUTO_PLANNERS, LONGEST, REDUCING, SAVE_PLANNERS, is_encoding
+from zico.swap.state_return import StateOffload
+from zico.swap.swapper import LEAST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from zico.adapters.torch_saving import Saving
 
     from zico.job.session import Session
-    from zico.offload.swapper import Swapper
+    from zico.swap.swapper import Swapper
 
 TESTED_VERSION = "2.11, 2.13"
 
@@ -147,7 +147,7 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
         elif is_encoding(planner):
             from zico.adapters.torch_encoding import Readers
 
-            from zico.offload import encodings
+            from zico.tiers import encodings
 
             Readers(saving, encodings.NAMES.index(REDUCING.get(planner, "zeros"))).install()
 
@@ -174,7 +174,7 @@ def _start(
     prepare: Callable[[str], None] = lambda _planner: None,
 ) -> Swapper | None:
     """Return the job's swapper; where that cannot be, says so, and the job goes on without."""
-    from zico.offload import swap_joining
+    from zico.swap import joining as swap_joining
 
     try:
         joined.swapper = swap_joining.start(

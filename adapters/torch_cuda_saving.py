@@ -29,16 +29,16 @@ from zico.adapters.torch_saving import Saved, Saving, Storage, are_same, storage
 from zico.base.errors import DriverError
 from zico.base.records import word_of
 from zico.heap.cuda import hooks, on_stream
-from zico.offload.device_clock import DeviceClock
-from zico.offload.mover import Place
+from zico.swap.device_clock import DeviceClock
+from zico.swap.mover import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from zico.heap.build import Heap
-    from zico.offload.device_digests import Digest, Digests
-    from zico.offload.device_tier import DeviceTier
-    from zico.offload.swapper import Swapper
+    from zico.swap.device_digests import Digest, Digests
+    from zico.swap.device_tier import DeviceTier
+    from zico.swap.swapper import Swapper
 
 _RECORD_STREAM = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 NS_PER_MS = 1e6
@@ -233,7 +233,7 @@ class DeviceSaving(Saving):  # type: ignore[misc]  # as above
             ConfigError: The kernel cannot be compiled here.
             DriverError: The device refuses it, or memory.
         """
-        from zico.offload.device_digests import Digests
+        from zico.swap.device_digests import Digests
 
         if self._digests is None:
             self._digests = Digests(self._heap)

@@ -1,7 +1,7 @@
 """Who reads what of the tensors that autograd saves: ReLU's result for its signs, the input of pooling for its shape.
 
 A result of ReLU that goes into pooling, or into dropout, is saved by nobody who reads its numbers.
-So a tier may keep one bit of each (``zico.offload.encodings``), and gradients are the same bits.
+So a tier may keep one bit of each (``zico.tiers.encodings``), and gradients are the same bits.
 
 Source: A. Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training" (ISCA
 2018), section 4.1.

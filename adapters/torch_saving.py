@@ -44,17 +44,17 @@ from torch.optim.optimizer import (
 from torch.utils._device import DeviceContext
 
 from zico.base.saying import inform
-from zico.offload.digest import digest
-from zico.offload.encodings import SIGNS, ZEROS
-from zico.offload.mover import Idle, Place
+from zico.swap.digest import digest
+from zico.swap.mover import Idle, Place
+from zico.tiers.encodings import SIGNS, ZEROS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from zico.adapters.torch_recipes import Recipe
 
-    from zico.offload.state_return import StateOffload
-    from zico.offload.swapper import Swapper
+    from zico.swap.state_return import StateOffload
+    from zico.swap.swapper import Swapper
 
 storage_of = TensorBase.untyped_storage
 """Returns a tensor's memory."""

@@ -23,9 +23,9 @@ from torch import nn
 from torch.nn import functional
 
 from zico.base.units import MIB, format_bytes
-from zico.offload.destinations import TierWish
-from zico.offload.encodings import FP8, FP10, FP16, NAMES, SIGNS, ZEROS
-from zico.offload.tiers import TierStack
+from zico.tiers.destinations import TierWish
+from zico.tiers.encodings import FP8, FP10, FP16, NAMES, SIGNS, ZEROS
+from zico.tiers.stack import TierStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

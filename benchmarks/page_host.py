@@ -21,7 +21,7 @@ from swap_host import LIMIT_S, RESNET, SHARES, SMOKE_LIMIT_S, TIERS, Scale, Way,
 
 from zico.base.settings import PARTS_VARIABLE
 from zico.base.units import format_bytes
-from zico.offload.paging_layout import ALL, DEEPUM, PREEVICT, PREFETCH, TUNE
+from zico.paging.layout import ALL, DEEPUM, PREEVICT, PREFETCH, TUNE
 
 QUESTION = "How long does an iteration take when a job has less memory than its peak, and pages?"
 RIVALS = "What do the decisions of other systems bring to a real job that pages, as cases of the pager's tables?"

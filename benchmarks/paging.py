@@ -21,7 +21,7 @@ from zico.lab.packing.caching import reserved_by_caching
 from zico.lab.simulator.lms_vdnn import lms, tensors_of, vdnn
 from zico.lab.simulator.paging_simulation import Device, Paging
 from zico.lab.simulator.paging_workload import Naming, Workload, workload
-from zico.offload.paging_layout import ALL, DEEPUM, DEGREE, PREEVICT, PREFETCH, TUNE, Sizes
+from zico.paging.layout import ALL, DEEPUM, DEGREE, PREEVICT, PREFETCH, TUNE, Sizes
 from zico.planning.packing.from_trace import iteration_problem
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import common
 import numpy as np
 
 from zico.base.units import MIB, format_bytes
-from zico.offload.destinations import TierWish
-from zico.offload.tiers import TierStack
+from zico.tiers.destinations import TierWish
+from zico.tiers.stack import TierStack
 
 if TYPE_CHECKING:
     import argparse

@@ -1,9 +1,9 @@
-"""Encodings of tensors that leave a device's memory, in the form that ``zico.offload.encodings`` reads.
+"""Encodings of tensors that leave a device's memory, in the form that ``zico.tiers.encodings`` reads.
 
 A thread takes 32 numbers, or the numbers of one 4-byte word, so that no two threads write to one
 word. Zeros are left out of a piece by two launches: where they are, then the others. A thread finds
 its place by counting the bits of the words before its own. So a piece should be small, as those of
-``zico.offload.compressing`` are.
+``zico.tiers.compressing`` are.
 
 No job launches these yet: what swaps on a GPU is moved as it is.
 """

@@ -30,7 +30,7 @@ class Launcher(Record, align=False):
     progress: I8  # kernels, each 0: it is not needed, or the device is too old for it
     spin: I8
     scrub: I8
-    digest: I8  # loaded where they are needed alone (zico.offload.device_digests)
+    digest: I8  # loaded where they are needed alone (zico.swap.device_digests)
     tell_digest: I8
     stop: I8  # words that the device can reach: see zico.kernels.spin
     given_up: I8

@@ -26,12 +26,12 @@ from zico.heap.build import Heap
 from zico.heap.fork import ForkGuard
 from zico.heap.layout import GRANULE_BYTES, HEAP
 from zico.job.paged_job import serve_pages
-from zico.offload.destinations import parse_tiers
-from zico.offload.pager import block_bytes_for
-from zico.offload.tiers import TierStack
+from zico.paging.pager import block_bytes_for
 from zico.pool import mutex
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
+from zico.tiers.destinations import parse_tiers
+from zico.tiers.stack import TierStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -33,7 +33,7 @@ from zico.heap.cuda import on_stream
 from zico.heap.cuda.managed_window import FLAGS
 from zico.heap.layout import HEAP
 from zico.job.device_timeline import DeviceTimeline
-from zico.offload.paging_layout import PAGING
+from zico.paging.layout import PAGING
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Way:
 
     name: str
     flags: int
-    """Parts of ``zico.offload.paging_layout`` that are on."""
+    """Parts of ``zico.paging.layout`` that are on."""
     over_bus: bool
     """What is out is used over the bus; else a touch faults and brings it in."""
 

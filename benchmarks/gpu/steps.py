@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from zico.job import session
 
 if TYPE_CHECKING:
-    from zico.offload.swapper import Swapper
+    from zico.swap.swapper import Swapper
 
 COUNTED = ("out_bytes", "in_bytes", "dropped_bytes", "late", "waited_ns", "making_ns")
 

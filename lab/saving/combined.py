@@ -3,7 +3,7 @@
 * ``capuchin``: swaps by free time as long as they cost nothing; then, of the next swap and the best
   recomputation, the one that costs less. Source: X. Peng et al., "Capuchin: Tensor-based GPU Memory
   Management for Deep Learning" (ASPLOS 2020), section 4, algorithms 1 and 2. Its feedback is the
-  executor's (``zico.offload.swap_learning``).
+  executor's (``zico.swap.learning``).
 * ``superneurons``: results of cheap layers are made again, those of convolutions and products move
   and nothing else does; the least recently used ones go first, which are those made first.
   Source: L. Wang et al., "SuperNeurons: Dynamic GPU Memory Management for Training Deep Neural

@@ -5,7 +5,7 @@ Theory of operation
 
     A fault is handled as unified memory's driver does: fixed time for a batch, then for each of its
     blocks room, then its content. Blocks are moved in the background while operations run, as
-    ``zico.offload.needed_next`` says; a fault waits for the block that is being moved in, and goes
+    ``zico.paging.needed_next`` says; a fault waits for the block that is being moved in, and goes
     before all others::
 
         fault on b, c     |45 us|evict x -> out|b in|evict y -> out|c in|  then the operation goes on
@@ -35,15 +35,7 @@ from zico.base.records import I4, I8, Record, dtype_of
 from zico.lab.packing.caching import reserved_by_caching
 from zico.lab.simulator.paging_workload import Naming, workload
 from zico.lab.simulator.ways_to_save import sharing
-from zico.offload.needed_next import (
-    choose_to_clean,
-    choose_victim,
-    choose_victim_ahead,
-    next_prefetch,
-    note_execution,
-    note_fault,
-)
-from zico.offload.paging_layout import (
+from zico.paging.layout import (
     ALL,
     BLOCK_BYTES,
     DEGREE,
@@ -56,8 +48,15 @@ from zico.offload.paging_layout import (
     Sizes,
     lay_out,
 )
-from zico.offload.paging_tuning import note_iteration, note_lost
-from zico.offload.residency import (
+from zico.paging.needed_next import (
+    choose_to_clean,
+    choose_victim,
+    choose_victim_ahead,
+    next_prefetch,
+    note_execution,
+    note_fault,
+)
+from zico.paging.residency import (
     block_at,
     hold,
     is_expected,
@@ -69,6 +68,7 @@ from zico.offload.residency import (
     note_written,
     release,
 )
+from zico.paging.tuning import note_iteration, note_lost
 from zico.planning.packing.from_trace import iteration_problem
 from zico.scheduler.state import POINT_SHARES, OperatingPoint
 
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from zico.lab.simulator.paging_workload import Workload
-    from zico.offload.paging_layout import PagingRecord
+    from zico.paging.layout import PagingRecord
     from zico.trace.events import Trace
 
 
@@ -404,7 +404,7 @@ class Paging:
         Args:
             work: What each iteration touches.
             device: The device.
-            flags: The parts of ``zico.offload.paging_layout`` that are on; 0: paging on demand.
+            flags: The parts of ``zico.paging.layout`` that are on; 0: paging on demand.
             degree: Executions that prefetching is ahead.
             sizes: Of the tables; by default as published.
         """
@@ -432,7 +432,7 @@ class Paging:
 
     @property
     def paging(self) -> Any:  # noqa: ANN401 - a record
-        """The record of ``zico.offload.paging_layout.PAGING``, to look at."""
+        """The record of ``zico.paging.layout.PAGING``, to look at."""
         return self._paging
 
     @property

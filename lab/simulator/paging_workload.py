@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.base.errors import TraceError
-from zico.offload.paging_layout import BLOCK_BYTES
+from zico.paging.layout import BLOCK_BYTES
 from zico.trace.events import Kind
 
 if TYPE_CHECKING:

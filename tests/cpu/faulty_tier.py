@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zico.offload.tiers import TierStack
+    from zico.tiers.stack import TierStack
 
 _LONG = ctypes.c_long
 CALLS = {

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from zico.device.host import HostDriver
-from zico.offload.destinations import TierWish
-from zico.offload.page_table import RING
-from zico.offload.pager import PagedMemory, Pager
-from zico.offload.paging_layout import ALL, DEGREE
-from zico.offload.tiers import TierStack
+from zico.paging.layout import ALL, DEGREE
+from zico.paging.page_table import RING
+from zico.paging.pager import PagedMemory, Pager
 from zico.pool import regions, results
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
+from zico.tiers.destinations import TierWish
+from zico.tiers.stack import TierStack
 
 if TYPE_CHECKING:
     import threading

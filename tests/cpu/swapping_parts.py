@@ -1,4 +1,4 @@
-"""Idle memory, tiers and gauges for tests of swapping (``zico.offload``), without a framework."""
+"""Idle memory, tiers and gauges for tests of swapping (``zico.swap``), without a framework."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from zico.offload.mover import Figures, Idle, Mover
+from zico.swap.mover import Figures, Idle, Mover
 
 DEADLINE_S = 30.0
 SCRIBBLE = 0xEE

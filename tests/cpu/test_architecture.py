@@ -19,15 +19,6 @@ from size import functions, source_files  # noqa: E402 - a script beside the tes
 
 # Layer -> what it may import besides itself and the bottom layer. Arrows point downwards (docs/design/README.md).
 BOTTOM = {"base"}
-# Tiers and paging are below the heap, swapping is above it.
-BELOW_THE_HEAP = {
-    f"offload.{name}"
-    for name in (
-        *("tier_layout", "chains", "encodings", "compressing", "stores", "tiers", "destinations"),
-        *("paging_layout", "residency", "needed_next", "page_table", "pager", "pager_blocks", "pager_loop"),
-        "paging_tuning",
-    )
-}
 ALLOWED = {
     "": {"job.joining", "job.session"},
     "__main__": {"cli"},
@@ -38,9 +29,11 @@ ALLOWED = {
     "pool": {"device", "trace"},
     "planning": {"trace"},
     "scheduler": {"trace", "planning", "pool.rules", "pool.layout"},
-    "heap": {"pool", "device", "trace", "planning", *BELOW_THE_HEAP},
-    "offload": {"device", "kernels", "trace", "pool", "heap", "planning", "scheduler.state"},
-    "broker": {"planning.saving.registry", "pool", "scheduler", "device", *BELOW_THE_HEAP},
+    "tiers": {"device"},
+    "paging": {"tiers", "device", "pool"},
+    "heap": {"tiers", "paging", "pool", "device", "trace", "planning"},
+    "swap": {"tiers", "device", "kernels", "pool", "heap", "planning", "scheduler.state"},
+    "broker": {"planning.saving.registry", "tiers", "paging", "pool", "scheduler", "device"},
     "job": {
         "broker.client",
         "broker.devices",
@@ -51,17 +44,19 @@ ALLOWED = {
         "device",
         "heap",
         "kernels",
-        "offload",
+        "paging",
         "pool",
+        "swap",
+        "tiers",
         "trace",
     },
-    "adapters": {"job", "heap", "offload", "planning", "trace", ""},
+    "adapters": {"job", "heap", "swap", "tiers", "planning", "trace", ""},
     "integrations": {"job.autoload", "job.joining", "job.session", "broker", "planning", "trace"},
     "report": {"broker.protocol"},
     "launch": {"report", "broker", "job.session", "trace"},
     "cli": {"launch", "report", "broker", "scheduler", "job.session", "trace", "planning", ""},
     # The laboratory sits on top of everything; nothing imports it.
-    "lab": {"cli", "job", "offload", "planning", "pool", "report", "scheduler", "trace"},
+    "lab": {"cli", "job", "paging", "planning", "pool", "report", "scheduler", "trace"},
 }
 RUNTIME = ("zico", "adapters", "kernels")
 MAX_FUNCTION_LINES = 60
@@ -106,15 +101,24 @@ def test_imports_point_downwards(path: Path) -> None:
     assert not wrong, f"{layer or 'zico'} may import {sorted(ALLOWED[layer])}, not {sorted(wrong)}"
 
 
-def test_what_is_below_the_heap_does_not_know_it() -> None:
-    """Tiers and the pager import neither the heap nor what swaps its tensors."""
-    for name in BELOW_THE_HEAP:
-        path = ROOT / "zico" / f"{name.replace('.', '/')}.py"
-        wrong = {module for module in imports_of(path) if module.startswith("zico.heap")}
-        wrong |= {m for m in imports_of(path) if m.startswith("zico.offload.") and m.count(".") == 2} - {
-            f"zico.{one}" for one in BELOW_THE_HEAP
-        }
-        assert not wrong, (name, wrong)
+def circle(arrows: dict[str, set[str]]) -> list[str]:
+    """Return packages that import each other in a circle; none, if there is no circle."""
+    left = dict(arrows)
+    while ends := [name for name, below in left.items() if not below & set(left)]:
+        for name in ends:
+            del left[name]
+    return sorted(left)
+
+
+def test_packages_import_each_other_in_no_circle() -> None:
+    """One order of all packages has each above what it imports; a circle would be seen."""
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["a", "b", "c"]
+    arrows: dict[str, set[str]] = {}
+    for path in source_files():
+        layer = layer_of(path)
+        below = {name.split(".")[1] for name in imports_of(path) if name.startswith("zico.")}
+        arrows.setdefault(layer, set()).update(below & set(ALLOWED) - {layer, ""})
+    assert not circle(arrows)
 
 
 def test_an_upward_import_would_be_seen() -> None:
@@ -186,7 +190,9 @@ WRITES_STDERR = {
     "zico/base/saying.py",
     "zico/job/inject/sitecustomize.py",  # also where Zico cannot be imported
 }
-OF_A_USER = ("base", "device", "heap", "integrations", "job", "offload", "pool", "planning", "trace")
+OF_A_USER = (
+    *("base", "device", "heap", "integrations", "job", "paging", "pool", "planning", "swap", "tiers", "trace"),
+)
 
 
 def test_one_function_writes_to_a_users_stderr() -> None:

@@ -22,8 +22,8 @@ from zico.cli.options import KEYS
 from zico.cli.run import _written
 from zico.heap.layout import GRANULE_BYTES
 from zico.job.settings import job_settings
-from zico.offload.destinations import parse_tiers
 from zico.report.files import write_atomically
+from zico.tiers.destinations import parse_tiers
 
 if TYPE_CHECKING:
     from pathlib import Path

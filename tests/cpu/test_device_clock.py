@@ -17,8 +17,8 @@ from twin_world import REGION_BYTES, World
 
 from zico.base.errors import DriverError
 from zico.heap.cuda import on_stream
-from zico.offload.device_clock import DeviceClock, Stamp, without
-from zico.offload.observed import Observed
+from zico.swap.device_clock import DeviceClock, Stamp, without
+from zico.swap.observed import Observed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,9 +11,9 @@ from twin_tenant import TwinTenant
 from twin_world import REGION_BYTES, World
 
 from zico.heap.cuda import on_stream
-from zico.offload.device_digests import Digest, Digests
-from zico.offload.device_tier import Marks
 from zico.pool.fences import NO_FENCE
+from zico.swap.device_digests import Digest, Digests
+from zico.swap.device_tier import Marks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.offload.digest import digest
+from zico.swap.digest import digest
 
 
 def of(contents: bytes) -> int:

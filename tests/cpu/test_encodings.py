@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from kernel_processor import processor
 from zico.kernels import encode
 
-from zico.offload import encodings
-from zico.offload.compressing import PIECE_BYTES
-from zico.offload.destinations import TierWish
-from zico.offload.encodings import FP8, FP10, FP16, SIGNS, ZEROS
-from zico.offload.tiers import TierStack
+from zico.tiers import encodings
+from zico.tiers.compressing import PIECE_BYTES
+from zico.tiers.destinations import TierWish
+from zico.tiers.encodings import FP8, FP10, FP16, SIGNS, ZEROS
+from zico.tiers.stack import TierStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

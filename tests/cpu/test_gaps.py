@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from zico.heap import free_list
 from zico.heap.layout import ARENA, GAP, MAX_GAPS, SLOT
-from zico.offload.page_table import State
+from zico.paging.page_table import State
 from zico.pool import results
 
 REGION_SHIFT = 12

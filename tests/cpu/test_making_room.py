@@ -14,8 +14,8 @@ from members import tenants
 from threads import DEADLINE_S, in_thread, until
 
 from zico.heap.layout import GRANULE_BYTES
-from zico.offload.mover import Figures
-from zico.offload.swap_joining import HeapGauge
+from zico.swap.joining import HeapGauge
+from zico.swap.mover import Figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

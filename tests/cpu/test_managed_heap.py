@@ -17,7 +17,7 @@ from twin_world import REGION_BYTES, World
 from zico.base.errors import ConfigError, DriverError
 from zico.heap.cuda.managed_window import FLAGS, SIDE_STREAMS, SLOT_BYTES, cut, open_window
 from zico.heap.layout import Arena
-from zico.offload.paging_layout import PAGING
+from zico.paging.layout import PAGING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

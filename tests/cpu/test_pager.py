@@ -26,11 +26,11 @@ from zico.device.userfault import open_userfault
 from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.layout import HEAP, Attached
-from zico.offload.destinations import TierWish
-from zico.offload.page_table import birth_of, death_of
-from zico.offload.pager import Pager
-from zico.offload.paging_layout import ALL, BLOCK, INACTIVE, INVALIDATE, PAGING, PREEVICT, PREFETCH
-from zico.offload.tiers import TierStack
+from zico.paging.layout import ALL, BLOCK, INACTIVE, INVALIDATE, PAGING, PREEVICT, PREFETCH
+from zico.paging.page_table import birth_of, death_of
+from zico.paging.pager import Pager
+from zico.tiers.destinations import TierWish
+from zico.tiers.stack import TierStack
 
 FRAMES = 6
 PARTS = {"demand": 0, "prefetch": PREFETCH, "preevict": PREFETCH | PREEVICT, "all": ALL}

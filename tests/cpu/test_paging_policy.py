@@ -11,17 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from zico.offload import paging_layout
-from zico.offload.needed_next import (
-    choose_empty,
-    choose_to_clean,
-    choose_victim,
-    choose_victim_ahead,
-    next_prefetch,
-    note_execution,
-    note_fault,
-)
-from zico.offload.paging_layout import (
+from zico.paging import layout as paging_layout
+from zico.paging.layout import (
     ABSENT,
     ALL,
     APPEND,
@@ -40,8 +31,16 @@ from zico.offload.paging_layout import (
     Sizes,
     lay_out,
 )
-from zico.offload.paging_tuning import LEAST_DEGREE, note_iteration, note_lost
-from zico.offload.residency import (
+from zico.paging.needed_next import (
+    choose_empty,
+    choose_to_clean,
+    choose_victim,
+    choose_victim_ahead,
+    next_prefetch,
+    note_execution,
+    note_fault,
+)
+from zico.paging.residency import (
     hold,
     is_expected,
     note_active,
@@ -53,6 +52,7 @@ from zico.offload.residency import (
     release,
     was_written,
 )
+from zico.paging.tuning import LEAST_DEGREE, note_iteration, note_lost
 
 Record = Any
 BLOCKS = 24

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zico.base.errors import ConfigError
-from zico.offload.needed_next import (
+from zico.paging.layout import DEEPUM, NONE, PAGING, SHORTER, Sizes, lay_out
+from zico.paging.needed_next import (
     end_of,
     entry_of,
     following,
@@ -23,7 +24,6 @@ from zico.offload.needed_next import (
     start_of,
     table_of,
 )
-from zico.offload.paging_layout import DEEPUM, NONE, PAGING, SHORTER, Sizes, lay_out
 
 Record = Any
 SMALL = Sizes(blocks=64, rows=4, ways=2, successors=3, executions=8, contexts=1 << 10)

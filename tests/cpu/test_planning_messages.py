@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from zico.offload import planning_process
-from zico.offload.planning_process import _Late, _Patience, _receive, _send
+from zico.swap import planning_process
+from zico.swap.planning_process import _Late, _Patience, _receive, _send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

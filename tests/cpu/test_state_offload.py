@@ -14,8 +14,8 @@ from threads import DEADLINE_S, in_thread, until
 
 from zico.heap import state_offload
 from zico.heap.layout import GRANULE_BYTES, Attached
-from zico.offload.state_return import Lead
-from zico.offload.swap_schedule import LEAD_NS
+from zico.swap.schedule import LEAD_NS
+from zico.swap.state_return import Lead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

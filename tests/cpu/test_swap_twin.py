@@ -15,13 +15,13 @@ from twin_world import CHECK, REGION_BYTES, World
 
 from zico.base.errors import ConfigError, SwapError
 from zico.heap.cuda import on_stream
-from zico.offload import swap_joining
-from zico.offload.destinations import TierWish
-from zico.offload.device_tier import DeviceTier
-from zico.offload.mover import Idle, Mover, Place
-from zico.offload.planning_process import PlanningProcess
-from zico.offload.tier_layout import Rates
 from zico.pool.layout import JobState, SaveMode
+from zico.swap import joining as swap_joining
+from zico.swap.device_tier import DeviceTier
+from zico.swap.mover import Idle, Mover, Place
+from zico.swap.planning_process import PlanningProcess
+from zico.tiers.destinations import TierWish
+from zico.tiers.layout import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from swapping_parts import DEADLINE_S, Array, Shelf, make_mover
 
 from zico.base.errors import SwapError
-from zico.offload.mover import Place
+from zico.swap.mover import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zico.offload.mover import Idle, Mover
+    from zico.swap.mover import Idle, Mover
 
 
 def test_out_and_back() -> None:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zico.base.units import MIB
-from zico.offload.observed import SAVED, USED, Observed, Rebuild, problem_of
-from zico.offload.swap_schedule import Chosen, Plan, choose, plan
-from zico.offload.tier_layout import Rates
 from zico.planning.packing.problem import NoPlan
+from zico.swap.observed import SAVED, USED, Observed, Rebuild, problem_of
+from zico.swap.schedule import Chosen, Plan, choose, plan
+from zico.tiers.layout import Rates
 
 MS = 1_000_000
 FAST = Rates(1e15, 1e15, 0.0, 0.0)

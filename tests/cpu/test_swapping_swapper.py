@@ -14,10 +14,9 @@ import pytest
 from swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
 
 from zico.base.errors import ConfigError
-from zico.offload import swapper
-from zico.offload.mover import Place
-from zico.offload.observed import SAVED, USED, Observed
-from zico.offload.swap_learning import (
+from zico.planning.packing.problem import NoPlan, Reason
+from zico.swap import swapper
+from zico.swap.learning import (
     CALM_ITERATIONS,
     MARGIN_SHARE,
     MOST_MARGIN,
@@ -28,15 +27,16 @@ from zico.offload.swap_learning import (
     Tense,
     Trial,
 )
-from zico.offload.swap_schedule import Chosen, Plan
-from zico.offload.swapper import Swapper
-from zico.offload.tier_layout import Rates
-from zico.planning.packing.problem import NoPlan, Reason
+from zico.swap.mover import Place
+from zico.swap.observed import SAVED, USED, Observed
+from zico.swap.schedule import Chosen, Plan
+from zico.swap.swapper import Swapper
+from zico.tiers.layout import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zico.offload.mover import Mover
+    from zico.swap.mover import Mover
 
 SIZE = 1000
 MS = 1_000_000
@@ -289,7 +289,7 @@ class Silent(Late):
 
 def test_making_room_copies_where_the_device_is_busy_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What only has to be copied leaves, though the device never tells whether something else may be dropped."""
-    monkeypatch.setattr("zico.offload.swapper.LANDING_S", 0.05)
+    monkeypatch.setattr("zico.swap.swapper.LANDING_S", 0.05)
     job = Job(100 * SIZE)
     job.save(b"a" * SIZE)
     silent = Silent(job.mover, b"b" * SIZE)
@@ -377,7 +377,7 @@ def test_an_iteration_is_observed_for_each_planner(
     A plan that is corrected in each iteration, since something comes late, is tried as long as others.
     """
     ticks = itertools.count(step=MS)
-    monkeypatch.setattr("zico.offload.swap_learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
+    monkeypatch.setattr("zico.swap.learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
     prepared: list[str] = []
     gauge = Gauge(4 * SIZE)
     ended = Ended(0, np.full(8, SIZE), 8)
@@ -405,7 +405,7 @@ def test_an_iteration_is_observed_for_each_planner(
 def test_what_stays_late_is_not_corrected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor that is to come back a whole iteration earlier, and is late all the same, lacks room."""
     ticks = itertools.count(step=MS)
-    monkeypatch.setattr("zico.offload.swap_learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
+    monkeypatch.setattr("zico.swap.learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
     ended = Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS)
     learner = Learner(lambda: ended, Gauge(2 * SIZE).cap_bytes, lambda: Rates(SIZE * 100.0, SIZE * 100.0, 0.0, 0.0))
     plans = []
@@ -426,7 +426,7 @@ def test_what_stays_late_is_not_corrected_for_ever(monkeypatch: pytest.MonkeyPat
 def test_others_hear_of_less_once_the_margin_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that waits first leaves more room by itself; what is told is of the margin that it came to."""
     ticks = itertools.count(step=MS)
-    monkeypatch.setattr("zico.offload.swap_learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
+    monkeypatch.setattr("zico.swap.learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
     ended = Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS)
     told: list[tuple[int, float]] = []
     learner = Learner(
@@ -450,7 +450,7 @@ def test_others_hear_of_less_once_the_margin_stays(monkeypatch: pytest.MonkeyPat
 def test_limits_that_take_turns_have_a_plan_and_a_margin_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker tries one: what was learned within the other is in force again at once, and nothing of it here."""
     ticks = itertools.count(step=MS)
-    monkeypatch.setattr("zico.offload.swap_learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
+    monkeypatch.setattr("zico.swap.learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
     ended = Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS)
     told: list[float] = []
     gauge = Gauge(2 * SIZE)
@@ -544,7 +544,7 @@ def planned_in_three_turns(learner: Learner) -> Plan | None:
 def test_what_is_idle_longest_leaves_until_a_planner_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planner may take longer than iterations do; what it answered stays in force while it is asked again."""
     ticks = itertools.count(step=MS)
-    monkeypatch.setattr("zico.offload.swap_learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
+    monkeypatch.setattr("zico.swap.learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
     asked = [threading.Event(), threading.Event()]
     answers = [threading.Event(), threading.Event()]
     gauge = Gauge(2 * SIZE)
@@ -592,7 +592,7 @@ def test_what_is_idle_longest_leaves_until_a_planner_answers(monkeypatch: pytest
 def test_the_learner_goes_on_where_nothing_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who chooses is asked once for an iteration; its error is the reason why what is idle longest leaves."""
     ticks = itertools.count(step=MS)
-    monkeypatch.setattr("zico.offload.swap_learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
+    monkeypatch.setattr("zico.swap.learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
     asked: list[tuple[int, str]] = []
     told: list[tuple[str, str]] = []
 

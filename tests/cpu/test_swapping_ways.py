@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zico.base.units import MIB
-from zico.offload.observed import SAVED, USED, Observed
-from zico.offload.swap_learning import played, ways
-from zico.offload.swap_schedule import plan
-from zico.offload.tier_layout import Rates
+from zico.swap.learning import played, ways
+from zico.swap.observed import SAVED, USED, Observed
+from zico.swap.schedule import plan
+from zico.tiers.layout import Rates
 
 MS = 1_000_000
 EACH_MS = 10

@@ -17,10 +17,10 @@ from threads import in_thread
 
 from zico.base.compiled import compiled, exchange
 from zico.base.units import MIB
-from zico.offload import chains, stores
-from zico.offload.destinations import TierWish
-from zico.offload.tier_layout import END, FULL, OUT, TIER_MASK, note
-from zico.offload.tiers import TierStack
+from zico.tiers import chains, stores
+from zico.tiers.destinations import TierWish
+from zico.tiers.layout import END, FULL, OUT, TIER_MASK, note
+from zico.tiers.stack import TierStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zico.base.units import MIB
-from zico.offload import stores
-from zico.offload.compressing import PIECE_BYTES
-from zico.offload.destinations import TierWish
-from zico.offload.tier_layout import FULL, TIER_MASK
-from zico.offload.tiers import TierStack
+from zico.tiers import stores
+from zico.tiers.compressing import PIECE_BYTES
+from zico.tiers.destinations import TierWish
+from zico.tiers.layout import FULL, TIER_MASK
+from zico.tiers.stack import TierStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,11 +12,11 @@ import pytest
 from faulty_tier import FaultyTier
 
 from zico.base.errors import ConfigError
-from zico.offload import destinations
-from zico.offload import tiers as stacks
-from zico.offload.destinations import TierWish
-from zico.offload.tier_layout import FAILED, FULL, TIER_MASK
-from zico.offload.tiers import TierStack
+from zico.tiers import destinations
+from zico.tiers import stack as stacks
+from zico.tiers.destinations import TierWish
+from zico.tiers.layout import FAILED, FULL, TIER_MASK
+from zico.tiers.stack import TierStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ import pytest
 
 from zico.base.errors import ConfigError
 from zico.base.units import GIB, MIB
-from zico.offload.destinations import TierWish, parse_tiers, spill_directory
+from zico.tiers.destinations import TierWish, parse_tiers, spill_directory
 
 
 def test_kinds_and_sizes_in_order(tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zico.job import session
-from zico.offload.encodings import SIGNS, ZEROS
-from zico.offload.mover import Place
+from zico.swap.mover import Place
+from zico.tiers.encodings import SIGNS, ZEROS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zico.adapters.torch_saving import Storage
 
-    from zico.offload.mover import Idle
+    from zico.swap.mover import Idle
 
 DEADLINE_S = 60.0
 SHAPE = (8, 8, 128, 64)

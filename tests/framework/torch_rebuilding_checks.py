@@ -29,16 +29,16 @@ from zico.adapters.torch_cuda_saving import DeviceSaving, DeviceStorage
 from zico.adapters.torch_saving import Saving, Storage, digest_of
 
 from zico.job import session
-from zico.offload.mover import Place
-from zico.offload.observed import problem_of
-from zico.offload.swap_schedule import Chosen, choose
-from zico.offload.tier_layout import Rates
+from zico.swap.mover import Place
+from zico.swap.observed import problem_of
+from zico.swap.schedule import Chosen, choose
+from zico.tiers.layout import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zico.offload.mover import Idle
-    from zico.offload.observed import Observed
+    from zico.swap.mover import Idle
+    from zico.swap.observed import Observed
 
 MIB = 1 << 20
 ROWS = 512

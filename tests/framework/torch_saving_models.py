@@ -23,7 +23,7 @@ from zico.job import session
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zico.offload.swap_learning import Learner
+    from zico.swap.learning import Learner
 
 SHARE = 0.6
 Loss = torch.Tensor

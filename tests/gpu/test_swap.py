@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from zico.heap.cuda import on_stream
-from zico.offload.destinations import TierWish
-from zico.offload.device_tier import DeviceTier
+from zico.swap.device_tier import DeviceTier
+from zico.tiers.destinations import TierWish
 
 MIB = 1 << 20
 TURNS = 8

@@ -11,7 +11,7 @@ from zico.base.errors import ConfigError, TraceError
 from zico.lab.simulator.lms_vdnn import Step, Tensors, lms, tensors_of, vdnn
 from zico.lab.simulator.paging_simulation import Device, Paging
 from zico.lab.simulator.paging_workload import Naming, Workload, workload
-from zico.offload.paging_layout import ALL, BLOCK_BYTES, DEEPUM, INVALIDATE, PREEVICT, PREFETCH
+from zico.paging.layout import ALL, BLOCK_BYTES, DEEPUM, INVALIDATE, PREEVICT, PREFETCH
 from zico.trace.events import EVENT, NO_NAME, Kind, Origin, Trace
 from zico.trace.iterations import choose, find_iterations, lay_out
 from zico.trace.lifetimes import lifetimes

@@ -18,11 +18,11 @@ sys.path.append(str(Path(__file__).parents[1] / "cpu"))  # run as a script, outs
 from paged_window import PagedWindow
 
 from zico.base.compiled import entry
-from zico.offload import pager_blocks as blocks
-from zico.offload import pager_blocks as room
-from zico.offload.page_table import NO_TICKET, PAGER, State
-from zico.offload.pager import Pager
-from zico.offload.pager_loop import take_over
+from zico.paging import blocks
+from zico.paging import blocks as room
+from zico.paging.loop import take_over
+from zico.paging.page_table import NO_TICKET, PAGER, State
+from zico.paging.pager import Pager
 
 Record = Any
 DEADLINE_S = 900

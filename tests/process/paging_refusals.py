@@ -23,9 +23,9 @@ from zico.heap import allocator
 from zico.heap.layout import HEAP_RECORD
 from zico.job.paged_job import open_heap
 from zico.job.settings import JobSettings
-from zico.offload.destinations import TierWish
-from zico.offload.tiers import TierStack
 from zico.pool.table import PoolTable
+from zico.tiers.destinations import TierWish
+from zico.tiers.stack import TierStack
 
 NOBODY = 65534
 FRAMES = 4

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from zico.offload import planning_process
-from zico.offload.observed import Observed
-from zico.offload.planning_process import PlanningProcess
-from zico.offload.tier_layout import Rates
+from zico.swap import planning_process
+from zico.swap.observed import Observed
+from zico.swap.planning_process import PlanningProcess
+from zico.tiers.layout import Rates
 
 MIB = 1 << 20
 RATES = Rates(1e9, 1e9, 0.0, 0.0)
 LIMIT_BYTES = 20 * MIB
 ENDLESS = planning_process._BEGIN.replace(
     "serve(int",
-    """from zico.offload import swap_schedule
+    """from zico.swap import schedule as swap_schedule
 swap_schedule.choose = lambda _seen, _limit, _rates, marker: (open(marker, "w").close(), sum(iter(int, 1)))
 serve(int""",
 )

@@ -21,13 +21,15 @@ from planning_jobs import ENDLESS, LIMIT_BYTES, RATES, trained
 
 from zico.base import background
 from zico.base.errors import ConfigError
-from zico.offload import planning_process, swap_learning, swap_schedule
-from zico.offload.planning_process import MANY_EVENTS, NICENESS, PlanningProcess
+from zico.swap import learning as swap_learning
+from zico.swap import planning_process
+from zico.swap import schedule as swap_schedule
+from zico.swap.planning_process import MANY_EVENTS, NICENESS, PlanningProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zico.offload.swap_schedule import Chosen
+    from zico.swap.schedule import Chosen
 
 JOBS = Path(__file__).with_name("planning_jobs.py")
 

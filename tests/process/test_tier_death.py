@@ -20,8 +20,8 @@ DEATHS_S = DEADLINE_S = 170.0
 LIMITED = """
 import resource, sys
 import numpy as np
-from zico.offload.tiers import TierStack
-from zico.offload.destinations import TierWish
+from zico.tiers.stack import TierStack
+from zico.tiers.destinations import TierWish
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 16 << 20))
 data = np.random.default_rng(0).integers(0, 256, 3 << 20, dtype=np.uint8)

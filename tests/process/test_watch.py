@@ -21,7 +21,7 @@ from scripts import place_of
 
 from zico.broker.protocol.messages import Change
 from zico.cli import main
-from zico.offload.page_table import LEAST
+from zico.paging.page_table import LEAST
 from zico.pool.layout import JobState
 from zico.scheduler.policies import REAL
 

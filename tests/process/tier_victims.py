@@ -16,11 +16,11 @@ import single_steps
 from single_steps import stop_here
 
 from zico.base.compiled import entry
-from zico.offload import stores
-from zico.offload.destinations import TierWish
-from zico.offload.encodings import ZEROS
-from zico.offload.tier_layout import STACK
-from zico.offload.tiers import TierStack
+from zico.tiers import stores
+from zico.tiers.destinations import TierWish
+from zico.tiers.encodings import ZEROS
+from zico.tiers.layout import STACK
+from zico.tiers.stack import TierStack
 
 Record = Any
 BLOCK = 4096
@@ -72,7 +72,7 @@ OPERATIONS = {"put": put, "put_to_file": put, "put_compressed": put, "drop": dro
 
 
 def blocks_of(stack: TierStack, ticket: int) -> int:
-    """Count a payload's blocks as ``zico.offload.tier_layout`` describes them."""
+    """Count a payload's blocks as ``zico.tiers.layout`` describes them."""
     store = stack.record["tiers"][0][ticket & 3]
     words = (ctypes.c_int32 * N_BLOCKS).from_address(int(store["words_address"]))
     n, block = 0, ticket >> 2

@@ -90,7 +90,7 @@ OPS_VARIABLE = "ZICO_TRACE_OPS"
 PARTS_VARIABLE = "ZICO_PAGING"
 """``FLAGS[:DEGREE]``: parts of paging that are on, and how far it looks ahead, for measuring what each is worth.
 
-``zico.offload.paging_layout`` has both."""
+``zico.paging.layout`` has both."""
 PLAN_VARIABLE = "ZICO_PLAN"
 """``off``: place tensors by their classes alone, follow no plan."""
 

@@ -14,9 +14,9 @@ from zico.base.programs import program
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-JOBS = ("heap", "zico.planning.packing.regions_search", "zico.offload.stores")
-BROKERS = ("scheduler", "pool", "zico.offload.stores")
-PAGING = ("zico.offload.pager_loop", "zico.heap.paged")
+JOBS = ("heap", "zico.planning.packing.regions_search", "zico.tiers.stores")
+BROKERS = ("scheduler", "pool", "zico.tiers.stores")
+PAGING = ("zico.paging.loop", "zico.heap.paged")
 CUDA = ("cuda_hooks", "cuda", "zico.heap.cuda.contents")
 ALL = (*CUDA, *BROKERS, *JOBS, *PAGING)
 """What takes longest first."""

@@ -135,7 +135,7 @@ class Paging:
             DriverError: The kernel refuses to map them.
             OSError: Too many descriptors are open.
         """
-        from zico.offload.pager import Pager
+        from zico.paging.pager import Pager
 
         self._pager = Pager(descriptors, member, wait_limit_s, pid=pid)
         try:

@@ -33,7 +33,7 @@ class Wish:
     limit_bytes: int = 0
     """What it may hold, 0: as much as the budget has."""
     tier: str = ""
-    """Where memory goes, as ``zico.offload.destinations`` reads it; empty: what is usual."""
+    """Where memory goes, as ``zico.tiers.destinations`` reads it; empty: what is usual."""
     planner: str = ""
     """Who chooses what a job that swaps lets leave: one of ``PLANNERS``; empty: what is usual."""
 
@@ -167,7 +167,7 @@ def _of_all(text: str, origin: str, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _check_tier(text: str, origin: str) -> None:
-    from zico.offload.destinations import parse_tiers  # needs NumPy
+    from zico.tiers.destinations import parse_tiers  # needs NumPy
 
     try:
         parse_tiers(text)

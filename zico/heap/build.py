@@ -43,8 +43,8 @@ from zico.heap.layout import (
     Arena,
     Attached,
 )
-from zico.offload.destinations import open_spill_file, sets_space_aside
 from zico.pool.layout import NOBODY
+from zico.tiers.destinations import open_spill_file, sets_space_aside
 from zico.trace.events import NO_NAME
 from zico.trace.online import MEMORY_BYTES
 
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from zico.base.records import Layout
     from zico.device.cuda.managed import Managed
     from zico.heap.plan_thread import Planning
-    from zico.offload.pager import PagedMemory, Pager
-    from zico.offload.tiers import TierStack
+    from zico.paging.pager import PagedMemory, Pager
     from zico.pool.table import PoolTable
+    from zico.tiers.stack import TierStack
     from zico.trace.ringfile import RingFile
 
 REAL = ("posix_memalign", "aligned_alloc", "free")
@@ -100,7 +100,7 @@ class Heap:
                 heap. ``None``: a window of its own, where regions are mapped.
             tiers: On the host device, where pages go of a job that may hold less than it needs;
                 ``None``: nowhere.
-            paging: ``flags`` and ``degree`` of ``zico.offload.pager.PagedMemory``, where given.
+            paging: ``flags`` and ``degree`` of ``zico.paging.pager.PagedMemory``, where given.
 
         Raises:
             ConfigError: The threshold is below a granule, the pool isolates jobs and the device
@@ -279,7 +279,7 @@ class Heap:
     def _page(self, undo: contextlib.ExitStack, tiers: TierStack, paging: Mapping[str, int]) -> None:
         """Put memory of the job's own behind the window, whose faults a pager serves."""
         from zico.heap import paged  # compiled or loaded by this, so only where it is needed
-        from zico.offload.pager import PagedMemory
+        from zico.paging.pager import PagedMemory
 
         self.paged = PagedMemory(
             self.base,

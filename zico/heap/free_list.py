@@ -16,7 +16,7 @@ import numpy as np
 
 from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line, keep_small
 from zico.heap.layout import GAP, MAX_GAPS, SLOT
-from zico.offload.page_table import State
+from zico.paging.page_table import State
 from zico.pool.results import NOTHING
 
 if TYPE_CHECKING:

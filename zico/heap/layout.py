@@ -128,7 +128,7 @@ class ArenaRecord(Record):
     end: I8
     n_gaps: I8
     gaps_address: I8
-    states_address: I8  # of a paged job's blocks (zico.offload.page_table), 0: it does not page
+    states_address: I8  # of a paged job's blocks (zico.paging.page_table), 0: it does not page
     blocks_shift: I8  # the logarithm of the blocks in a slot
 
 
@@ -508,7 +508,7 @@ class Scrubbing(Record):
 class Paged(Record):
     """A job whose faults are served (``zico.heap.paged``)."""
 
-    page_table_address: I8  # what the job shares with its pager (zico.offload.page_table)
+    page_table_address: I8  # what the job shares with its pager (zico.paging.page_table)
     live_address: I8  # arrays of the page table
     births_address: I8
     regions_address: I8

@@ -3,7 +3,7 @@
 A tensor gets its place whatever the job holds. As long as the job may hold more it acquires a
 region for each slot that comes into use, gives its memory to the kernel, and lets pages of the
 job's own count for it; which of them are there is the pager's to see to
-(``zico.offload.pager_loop``), and so is giving regions back. All of it inside the heap's mutex.
+(``zico.paging.loop``), and so is giving regions back. All of it inside the heap's mutex.
 
 Guarantees
     Live tensors are never more than regions and tier can take, so that the tier is not full when a
@@ -24,17 +24,17 @@ from zico.device import host
 from zico.device.mapping import discard_piece
 from zico.device.record import DEVICE
 from zico.heap.layout import HEAP, job_of, pool_of, slots_of, wanted_of
-from zico.offload import stores
-from zico.offload.page_table import LEAST, PAGE_TABLE, RING, State, birth_of, death_of
-from zico.offload.tier_layout import STACK
+from zico.paging.page_table import LEAST, PAGE_TABLE, RING, State, birth_of, death_of
 from zico.pool import regions
 from zico.pool.layout import NOBODY, cap_of, header_of
 from zico.pool.results import GRANTED, MUST_WAIT, NEVER_FITS
+from zico.tiers import stores
+from zico.tiers.layout import STACK
 from zico.trace import profile
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
-    from zico.offload.page_table import PageTable
+    from zico.paging.page_table import PageTable
 
 _I64 = types.int64
 _I4 = np.dtype("i4")

@@ -6,7 +6,7 @@ Theory of operation
 
         own holes         a worse place, in regions that the job holds anyway
         optimizer state   it leaves until the next step needs it        (``zico.heap.state_offload``)
-        swap              a thread of the job sends idle tensors to a tier           (``zico.offload.swapper``)
+        swap              a thread of the job sends idle tensors to a tier           (``zico.swap.swapper``)
         let others move   while some job goes on, it may free memory
         do without        go on without a region, or without what the job has evicted
         ask others        blocked jobs evict what this one lacks                     (``zico.pool.waits``)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from zico.broker.client import Membership
     from zico.heap.build import Heap
     from zico.job.settings import JobSettings
-    from zico.offload.tiers import TierStack
     from zico.pool.table import PoolTable
+    from zico.tiers.stack import TierStack
 
 _ASKED = -1
 """In ``PAGE_TABLE.pager_pid``: the broker has been asked."""
@@ -95,9 +95,9 @@ def _tell(pool: PoolTable, job: int, tiers: TierStack) -> None:
 
 
 def _tiers(pool: PoolTable, settings: JobSettings) -> TierStack:
-    from zico.offload.destinations import parse_tiers
-    from zico.offload.pager import block_bytes_for
-    from zico.offload.tiers import TierStack
+    from zico.paging.pager import block_bytes_for
+    from zico.tiers.destinations import parse_tiers
+    from zico.tiers.stack import TierStack
 
     directory = settings.heap.get("spill_directory")
     wishes = parse_tiers(settings.wish.tier or _DEFAULT_TIERS, directory)
@@ -109,7 +109,7 @@ def serve_pages(heap: Heap, membership: Membership) -> None:
     if heap.paged is None:
         return
     from zico.device.userfault import REMEDY, Reach
-    from zico.offload.pager import Pager
+    from zico.paging.pager import Pager
 
     if heap.paged.reach == Reach.USER_MODE:
         complain("system calls that are given memory which is out fail with EFAULT", ConfigError(REMEDY))

@@ -69,7 +69,7 @@ class Session:
         self.timeline = timeline
         self.frameworks: list[str] = []
         self.swapper: Any = None
-        """What moves idle tensors of this job (``zico.offload.swapper.Swapper``), if anything does."""
+        """What moves idle tensors of this job (``zico.swap.swapper.Swapper``), if anything does."""
         self.begin_to_save: Callable[[str], None] | None = None
         """Has the job save memory once it exceeds all it may hold; gets what the job lacks, as people read it."""
         self.before_boundaries: list[Callable[[], None]] = []
@@ -143,7 +143,7 @@ class Session:
     def _run_short(self, start_fd: int) -> None:
         """Await the first tensor that exceeds all; then begin to save memory, or say where such tensors are."""
         os.eventfd_read(start_fd)  # no deadline: nobody waits for this thread
-        from zico.offload.swap_joining import HeapGauge
+        from zico.swap.joining import HeapGauge
 
         lacks = f"{self.settings.name} {HeapGauge(self.heap).lacking()}"
         if self.begin_to_save is not None:

@@ -25,7 +25,7 @@ from zico.broker.saving import DEFAULT_WISH, Wish, wish_in
 from zico.broker.shares import share_in
 from zico.heap.layout import GRANULE_BYTES
 from zico.job.naming import job_name
-from zico.offload.paging_layout import MOST_DEGREE
+from zico.paging.layout import MOST_DEGREE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ class JobSettings:
     spacing_bytes: int | None = None
     """On a GPU: freed on a stream between two marks; ``None``: by who else is there."""
     paging: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Of ``zico.offload.pager.PagedMemory``'s parameters those that were given: ``flags``, ``degree``."""
+    """Of ``zico.paging.pager.PagedMemory``'s parameters those that were given: ``flags``, ``degree``."""
     window: str = ""
     """On a GPU: how large the window of a job that pages is; empty: by what is free."""
     ring: str = ""

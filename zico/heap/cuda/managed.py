@@ -2,7 +2,7 @@
 
 Theory of operation Faults of a GPU are not seen in user space. What is seen is when a tensor is
 allocated and when it is freed, whose last use came just before. So a block (a slot of the window, 2
-MiB) counts as touched then; the tables of ``zico.offload.needed_next`` learn from these touches,
+MiB) counts as touched then; the tables of ``zico.paging.needed_next`` learn from these touches,
 each allocation being an execution named by size and occurrence, and predict the next ones. A block
 is resident when it was last told to be::
 
@@ -42,11 +42,11 @@ from zico.device.mapping import move
 from zico.device.record import Mover
 from zico.heap.cuda import on_stream, slab, streams
 from zico.heap.layout import HEAP, MAIN, block_at, job_of, pool_of, slots_of, wanted_of
-from zico.offload.needed_next import choose_victim, choose_victim_ahead, next_prefetch, note_execution, note_fault
-from zico.offload.paging_layout import INACTIVE, NONE, PAGING, RESIDENT
-from zico.offload.residency import block_at as known_at
-from zico.offload.residency import hold, is_expected, note_active, note_arrival, note_departure, note_inactive, renew
-from zico.offload.residency import release as end_hold
+from zico.paging.layout import INACTIVE, NONE, PAGING, RESIDENT
+from zico.paging.needed_next import choose_victim, choose_victim_ahead, next_prefetch, note_execution, note_fault
+from zico.paging.residency import block_at as known_at
+from zico.paging.residency import hold, is_expected, note_active, note_arrival, note_departure, note_inactive, renew
+from zico.paging.residency import release as end_hold
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE, issued_of, pair_of
 from zico.pool.layout import NOBODY, cap_of, header_of
@@ -55,7 +55,7 @@ from zico.trace import profile
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
-    from zico.offload.paging_layout import PagingRecord
+    from zico.paging.layout import PagingRecord
 
 
 # -- records ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from zico.device.cuda.bindings import OUT_OF_MEMORY
 from zico.device.cuda.managed import allocate
 from zico.heap.cuda.managed import MANAGED
 from zico.heap.layout import Arena
-from zico.offload.paging_layout import BLOCK_BYTES, DEEPUM, FURTHEST, SHORTER, Sizes, lay_out
+from zico.paging.layout import BLOCK_BYTES, DEEPUM, FURTHEST, SHORTER, Sizes, lay_out
 from zico.pool.layout import JobState
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ SIDE_STREAMS = 3
 """Streams that have an arena of their own, besides the first: addresses are as short as memory here."""
 SLOT_BYTES = BLOCK_BYTES
 FLAGS = DEEPUM | SHORTER | FURTHEST
-"""Parts of ``zico.offload.paging_layout`` that are on. All touches are learned, so that the first one of an execution
+"""Parts of ``zico.paging.layout`` that are on. All touches are learned, so that the first one of an execution
 is its start (``APPEND`` is off). What is clean or lost is not known (``CLEAN`` and ``TUNE`` are
 off)."""
 

@@ -41,7 +41,7 @@ MODES = ("none", "swap", "page", "auto")
 SAVES = (*MODES, *SAVE_PLANNERS, *SWAP_PLANNERS)
 """What a traced job may do: a mode of ``zico run``, or the name of a planner."""
 LONGEST = "longest"
-"""What jobs follow if nothing else was asked for: see ``zico.offload.swap_schedule``."""
+"""What jobs follow if nothing else was asked for: see ``zico.swap.schedule``."""
 OURS = "zico"
 AUTO_PLANNERS = (LONGEST, OURS)
 """Of which a job under ``auto`` keeps the fastest."""

@@ -22,10 +22,10 @@ from zico.base.units import MIB, format_bytes
 from zico.device.api import close_descriptors
 from zico.device.host import RESERVED, HostDriver
 from zico.device.userfault import USERFAULT, Reach, fill_userfault, open_userfault, watch
-from zico.offload.page_table import MAGIC, NO_TICKET, PAGE_TABLE, PAGER, VERSION, offsets
-from zico.offload.paging_layout import ALL, DEGREE, Sizes, lay_out
-from zico.offload.tiers import TierStack
+from zico.paging.layout import ALL, DEGREE, Sizes, lay_out
+from zico.paging.page_table import MAGIC, NO_TICKET, PAGE_TABLE, PAGER, VERSION, offsets
 from zico.pool.layout import NOBODY
+from zico.tiers.stack import TierStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ class PagedMemory:
             region_bytes: Of each.
             tiers: Where blocks go, its blocks no smaller than ``block_bytes_for(region_bytes)``;
                 stays the caller's.
-            flags: Parts of ``zico.offload.paging_layout`` that are on.
+            flags: Parts of ``zico.paging.layout`` that are on.
             degree: Executions that the chain is ahead, 1 to ``MOST_DEGREE``; with ``TUNE``, at
                 first.
 
@@ -222,7 +222,7 @@ class Pager:
 
     def load(self) -> None:
         """Compile or load what ``run`` and ``stand_by`` call, so that neither has to when it matters."""
-        from zico.offload.pager_loop import stand_by
+        from zico.paging.loop import stand_by
 
         self.record["stops"] = 1
         stand_by(self.record[0], -1)
@@ -231,14 +231,14 @@ class Pager:
 
     def run(self) -> None:
         """Be the pager until ``stop``: holds no GIL."""
-        from zico.offload.pager_loop import page
+        from zico.paging.loop import page
 
         self.page_table["pager_pid"] = os.getpid()
         page(self.record[0])
 
     def stand_by(self, pidfd: int) -> None:
         """Be the pager as soon as the process of ``pidfd`` is dead or lets go, until ``stop``: holds no GIL."""
-        from zico.offload.pager_loop import stand_by
+        from zico.paging.loop import stand_by
 
         stand_by(self.record[0], pidfd)
 

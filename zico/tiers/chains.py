@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.base.compiled import add_at, array_at, call, compare_exchange, compiled, inlined, keep_in_line, record_at
-from zico.offload.tier_layout import EMPTY, END, FILE, FULL, KEPT, SHARED, TAKEN, TIER_BITS, TIER_MASK, WORD_BYTES
+from zico.tiers.layout import EMPTY, END, FILE, FULL, KEPT, SHARED, TAKEN, TIER_BITS, TIER_MASK, WORD_BYTES
 
 if TYPE_CHECKING:
-    from zico.offload.tier_layout import Shared, StoreRecord
+    from zico.tiers.layout import Shared, StoreRecord
 
 
 # -- system calls ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from zico.offload.tier_layout import Rates
+    from zico.tiers.layout import Rates
 
     Int64s = NDArray[np.int64]
 

@@ -20,18 +20,18 @@ import numpy as np
 
 from zico.base.background import work_lock
 from zico.base.errors import ConfigError, ZicoError
-from zico.offload.observed import NS, SAVED, Observed, Rebuild
-from zico.offload.swap_schedule import EARLIER, choose, plan
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.registry import LONGEST
 from zico.scheduler.state import POINT_SHARES
+from zico.swap.observed import NS, SAVED, Observed, Rebuild
+from zico.swap.schedule import EARLIER, choose, plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from zico.offload.observed import Int64s
-    from zico.offload.swap_schedule import Chosen, Plan
-    from zico.offload.tier_layout import Rates
+    from zico.swap.observed import Int64s
+    from zico.swap.schedule import Chosen, Plan
+    from zico.tiers.layout import Rates
 
 
 # -- learning --------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ import numpy as np
 from zico.kernels.compilation import image
 from zico.kernels.digest import KERNELS, LANES, take_digest
 from zico.kernels.launch import LAUNCHER, SUCCESS, WORD_BYTES
-from zico.offload.device_tier import Buffer
 from zico.pool.fences import NO_FENCE
+from zico.swap.device_tier import Buffer
 
 if TYPE_CHECKING:
     from zico.device.cuda.driver import CudaDriver

@@ -34,21 +34,21 @@ import numpy as np
 from zico.base.compiled import array_at, call, compiled, exchange, inlined, keep_out_of_line, record_at
 from zico.device import host, userfault
 from zico.device.userfault import COPY_PROTECTED, USERFAULT
-from zico.offload import stores
-from zico.offload.encodings import ZEROS
-from zico.offload.needed_next import choose_empty, choose_victim
-from zico.offload.page_table import NO_TICKET, PAGE_TABLE, RECENT, State
-from zico.offload.paging_layout import INVALIDATE, NONE, PAGING, PIECES
-from zico.offload.residency import hold, note_arrival, note_cleaned, note_departure, note_written, release, renew
-from zico.offload.tier_layout import FULL, STACK
+from zico.paging.layout import INVALIDATE, NONE, PAGING, PIECES
+from zico.paging.needed_next import choose_empty, choose_victim
+from zico.paging.page_table import NO_TICKET, PAGE_TABLE, RECENT, State
+from zico.paging.residency import hold, note_arrival, note_cleaned, note_departure, note_written, release, renew
 from zico.pool import regions
 from zico.pool.layout import MEMBER, NOBODY, JobState, cap_of, header_of, job_at
+from zico.tiers import stores
+from zico.tiers.encodings import ZEROS
+from zico.tiers.layout import FULL, STACK
 
 if TYPE_CHECKING:
     from zico.device.userfault import UserfaultRecord
-    from zico.offload.page_table import PagerRecord, PageTable
-    from zico.offload.paging_layout import PagingRecord
-    from zico.offload.tier_layout import StackRecord
+    from zico.paging.layout import PagingRecord
+    from zico.paging.page_table import PagerRecord, PageTable
+    from zico.tiers.layout import StackRecord
 
 
 # -- blocks ----------------------------------------------------------------------------------------

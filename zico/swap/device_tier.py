@@ -15,7 +15,7 @@ Theory of operation
 
     The first tier is pinned memory: ordinary pages that are registered with the driver. A buffer has
     the size of its payload. A buffer that is free again serves payloads of its size, so that an
-    iteration finds what the last one has left. Other tiers (``zico.offload.tiers``) are the
+    iteration finds what the last one has left. Other tiers (``zico.tiers.stack``) are the
     processor's. A payload for them goes through a pinned buffer, and the thread that puts or gets it
     waits for the device.
 
@@ -47,10 +47,10 @@ from zico.base.compiled import interpreted
 from zico.base.errors import ConfigError, DriverError
 from zico.base.units import format_bytes
 from zico.heap.cuda import on_stream
-from zico.offload.swapper import LEAST_BYTES
-from zico.offload.tier_layout import FAILED, FULL, KIND_NAMES, MEMORY, Rates
-from zico.offload.tiers import TierStack
 from zico.pool.fences import NO_FENCE, PAIRS, at, pair_in, value_in
+from zico.swap.swapper import LEAST_BYTES
+from zico.tiers.layout import FAILED, FULL, KIND_NAMES, MEMORY, Rates
+from zico.tiers.stack import TierStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from zico.device.api import Registered
     from zico.device.cuda.driver import CudaDriver
     from zico.heap.build import Heap
-    from zico.offload.destinations import TierWish
-    from zico.offload.device_clock import DeviceClock
+    from zico.swap.device_clock import DeviceClock
+    from zico.tiers.destinations import TierWish
 
 SMALL_BYTES = 4096
 LARGE_BYTES = 16 << 20
@@ -164,14 +164,14 @@ class _Payload:
 
 
 class DeviceTier:
-    """A ``zico.offload.mover.Tier`` of a heap on a GPU; closed only by tests."""
+    """A ``zico.swap.mover.Tier`` of a heap on a GPU; closed only by tests."""
 
     def __init__(self, heap: Heap, wishes: Sequence[TierWish], **of_stack: Any) -> None:  # noqa: ANN401
         """Make two streams and the tiers, and measure their rates.
 
         Args:
             heap: Whose tensors leave.
-            wishes: What ``zico.offload.destinations.parse_tiers`` returns.
+            wishes: What ``zico.tiers.destinations.parse_tiers`` returns.
             of_stack: Further arguments of ``TierStack.create``, for tiers but memory.
 
         Raises:
@@ -211,7 +211,7 @@ class DeviceTier:
         Args:
             address: The tensor's.
             size_bytes: How much.
-            encoding: As ``zico.offload.stores.put``.
+            encoding: As ``zico.tiers.stores.put``.
 
         Returns:
             The payload's ticket, 0 or more; ``FULL``; ``FAILED``. Without a ticket nothing is kept.

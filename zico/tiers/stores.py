@@ -1,6 +1,6 @@
 """Payloads in a stack of tiers, from compiled code: put, get, drop.
 
-A tier keeps a payload as it is or compressed (``zico.offload.compressing``). Into memory that has
+A tier keeps a payload as it is or compressed (``zico.tiers.compressing``). Into memory that has
 pages a payload is copied through a mapping, at the speed of ``memcpy``. Into memory that has none
 it is written: the kernel then neither faults for each page nor zeroes it first, which is twice as
 fast, and having no memory is an errno instead of a signal. Files are read and written past the page
@@ -26,10 +26,10 @@ import numpy as np
 from zico.base.compiled import call, compiled, entry, inlined, record_at
 from zico.base.libc import monotonic_ns
 from zico.device.mapping import address_of
-from zico.offload import chains
-from zico.offload.chains import has_pages, is_taken, next_of, read_at, shared_of, word_of, words_of, write_at
-from zico.offload.compressing import compress_in, compress_out
-from zico.offload.tier_layout import (
+from zico.tiers import chains
+from zico.tiers.chains import has_pages, is_taken, next_of, read_at, shared_of, word_of, words_of, write_at
+from zico.tiers.compressing import compress_in, compress_out
+from zico.tiers.layout import (
     ALIGNMENT_BYTES,
     BOUNCE_BYTES,
     COMPRESSED,
@@ -47,7 +47,7 @@ from zico.offload.tier_layout import (
 )
 
 if TYPE_CHECKING:
-    from zico.offload.tier_layout import StackRecord, StoreRecord
+    from zico.tiers.layout import StackRecord, StoreRecord
 
 
 # -- tiers that are copied to ----------------------------------------------------------------------
@@ -193,7 +193,7 @@ def put(stack: StackRecord, address: int, size_bytes: int, encoding: int) -> int
         address: Where the memory is; nobody may write to it meanwhile. Multiples of 4096 save files
             a copy.
         size_bytes: How much, at least 1.
-        encoding: What a compressed tier keeps of its numbers: ``zico.offload.encodings.ZEROS``
+        encoding: What a compressed tier keeps of its numbers: ``zico.tiers.encodings.ZEROS``
             loses nothing. Other tiers keep all.
 
     Returns:

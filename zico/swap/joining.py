@@ -21,27 +21,27 @@ from zico.base.units import format_bytes
 from zico.heap.history import SIZE_BITS
 from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
 from zico.heap.reclaim import NOBODY_TO_ASK, NOT_ASKED
-from zico.offload.destinations import parse_tiers
-from zico.offload.mover import Mover
-from zico.offload.planning_process import PlanningProcess
-from zico.offload.state_return import allow
-from zico.offload.swap_learning import Ended, Learner
-from zico.offload.swapper import Swapper
-from zico.offload.tiers import TierStack
 from zico.planning.saving.registry import LONGEST
 from zico.pool.layout import HEADER, MOST_WAYS, PLANNER_NOTE_BYTES, SaveMode
+from zico.swap.learning import Ended, Learner
+from zico.swap.mover import Mover
+from zico.swap.planning_process import PlanningProcess
+from zico.swap.state_return import allow
+from zico.swap.swapper import Swapper
+from zico.tiers.destinations import parse_tiers
+from zico.tiers.stack import TierStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from zico.base.records import Layout
     from zico.heap.build import Heap
-    from zico.offload.destinations import TierWish
-    from zico.offload.device_tier import DeviceTier
-    from zico.offload.mover import Figures
-    from zico.offload.observed import Int64s, Observed
-    from zico.offload.swap_learning import Way
-    from zico.offload.tier_layout import Rates
+    from zico.swap.device_tier import DeviceTier
+    from zico.swap.learning import Way
+    from zico.swap.mover import Figures
+    from zico.swap.observed import Int64s, Observed
+    from zico.tiers.destinations import TierWish
+    from zico.tiers.layout import Rates
 
 
 # -- what the heap knows ---------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def start(
 
 
 def _device_tier(heap: Heap, wishes: Sequence[TierWish], of_stack: dict[str, Any]) -> DeviceTier:
-    from zico.offload.device_tier import DeviceTier  # compiled or loaded by this, so only where it is needed
+    from zico.swap.device_tier import DeviceTier  # compiled or loaded by this, so only where it is needed
 
     return DeviceTier(heap, wishes, **of_stack)
 

@@ -26,16 +26,16 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from zico.base.errors import SwapError, ZicoError
-from zico.offload.mover import Place
-from zico.offload.observed import SAVED, USED
-from zico.offload.swap_learning import ProcessorClock
+from zico.swap.learning import ProcessorClock
+from zico.swap.mover import Place
+from zico.swap.observed import SAVED, USED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from zico.offload.mover import Figures, Idle, Mover
-    from zico.offload.swap_learning import Clock, Learner
-    from zico.offload.swap_schedule import Plan
+    from zico.swap.learning import Clock, Learner
+    from zico.swap.mover import Figures, Idle, Mover
+    from zico.swap.schedule import Plan
 
 Taken = TypeVar("Taken")
 

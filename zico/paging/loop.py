@@ -30,18 +30,7 @@ from zico.base.compiled import array_at, call, compiled, entry, inlined, keep_ou
 from zico.base.libc import monotonic_ns
 from zico.device import userfault
 from zico.device.userfault import PROTECTED, WRITES
-from zico.offload import stores
-from zico.offload.needed_next import (
-    choose_to_clean,
-    choose_victim,
-    choose_victim_ahead,
-    next_prefetch,
-    note_birth,
-    note_execution,
-    note_fault,
-)
-from zico.offload.page_table import LEAST, NO_TICKET, PAGER, RING, block_of, is_birth
-from zico.offload.pager_blocks import (
+from zico.paging.blocks import (
     ABSENT,
     CLEAN,
     COMING,
@@ -76,9 +65,18 @@ from zico.offload.pager_blocks import (
     user_of,
     wake,
 )
-from zico.offload.paging_layout import LOOK_AGAIN, NONE, PREEVICT, PREFETCH, WRITABLE
-from zico.offload.paging_tuning import note_iteration, note_lost
-from zico.offload.residency import (
+from zico.paging.layout import LOOK_AGAIN, NONE, PREEVICT, PREFETCH, WRITABLE
+from zico.paging.needed_next import (
+    choose_to_clean,
+    choose_victim,
+    choose_victim_ahead,
+    next_prefetch,
+    note_birth,
+    note_execution,
+    note_fault,
+)
+from zico.paging.page_table import LEAST, NO_TICKET, PAGER, RING, block_of, is_birth
+from zico.paging.residency import (
     is_expected,
     note_active,
     note_arrival,
@@ -87,10 +85,12 @@ from zico.offload.residency import (
     release,
     was_written,
 )
+from zico.paging.tuning import note_iteration, note_lost
 from zico.pool.layout import MEMBER, job_at
+from zico.tiers import stores
 
 if TYPE_CHECKING:
-    from zico.offload.page_table import PagerRecord
+    from zico.paging.page_table import PagerRecord
 
 
 # -- taking over -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from zico.base.errors import ConfigError
 from zico.base.units import parse_size
 from zico.device import host
 from zico.device.host import HostDriver
-from zico.offload.tier_layout import ALIGNMENT_BYTES, FILE, KIND_NAMES, MAX_TIERS
+from zico.tiers.layout import ALIGNMENT_BYTES, FILE, KIND_NAMES, MAX_TIERS
 
 ACCEPTED = f"up to {MAX_TIERS} of {', '.join(KIND_NAMES)}, the fastest first, each with a size or without"
 _MEMORY_SHARE = 2

@@ -1,6 +1,6 @@
 """Payloads into chains and out of them, compressed; without loss, unless the caller allows more.
 
-A payload is cut into pieces, each of which is encoded (``zico.offload.encodings``). Nobody has to
+A payload is cut into pieces, each of which is encoded (``zico.tiers.encodings``). Nobody has to
 be told how: a piece says it. The 4-byte numbers that are zero are left out, which takes hardly more
 time than a copy, or more is left out where the caller allows that. A piece that does not get
 smaller is kept as it is. Pieces follow each other through the chain's blocks::
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.base.compiled import array_at, call, compiled
-from zico.offload import chains
-from zico.offload.chains import has_pages, is_taken, next_of, shared_of, word_of, words_of, write_at
-from zico.offload.encodings import (
+from zico.tiers import chains
+from zico.tiers.chains import has_pages, is_taken, next_of, shared_of, word_of, words_of, write_at
+from zico.tiers.encodings import (
     FP16,
     NUMBER_BYTES,
     SIGNS,
@@ -35,10 +35,10 @@ from zico.offload.encodings import (
     put_in_zeros,
     widen,
 )
-from zico.offload.tier_layout import END, FULL
+from zico.tiers.layout import END, FULL
 
 if TYPE_CHECKING:
-    from zico.offload.tier_layout import StoreRecord
+    from zico.tiers.layout import StoreRecord
 
 
 # -- the compressed tier ---------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def compress_out(store: StoreRecord, address: int, size_bytes: int, encoding: in
         store: A ``STORE`` record of a compressed tier.
         address: Where the payload is.
         size_bytes: How much.
-        encoding: Of its numbers, one of ``zico.offload.encodings``.
+        encoding: Of its numbers, one of ``zico.tiers.encodings``.
         always: Not 0: also if it does not get smaller.
 
     Returns:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from zico.base.records import word_of
 from zico.heap import state_offload
 from zico.heap.layout import Attached
-from zico.offload.swap_schedule import EARLIER, LEAD_NS
-from zico.offload.tier_layout import KIND_NAMES, MEMORY
+from zico.swap.schedule import EARLIER, LEAD_NS
+from zico.tiers.layout import KIND_NAMES, MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zico.heap.build import Heap
-    from zico.offload.destinations import TierWish
-    from zico.offload.swapper import Swapper
+    from zico.swap.swapper import Swapper
+    from zico.tiers.destinations import TierWish
 
 
 def allow(heap: Heap, wishes: Sequence[TierWish]) -> None:

@@ -56,18 +56,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from zico.base import interpreter
 from zico.base.errors import ConfigError
-from zico.offload.swap_learning import ways
-from zico.offload.swap_schedule import MOST_HIGHER, PLANNING_S, choose
 from zico.planning.saving.registry import LONGEST
+from zico.swap.learning import ways
+from zico.swap.schedule import MOST_HIGHER, PLANNING_S, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zico.offload.observed import Observed
-    from zico.offload.swap_learning import Way
-    from zico.offload.swap_schedule import Chosen
-    from zico.offload.tier_layout import Rates
     from zico.planning.packing.problem import NoPlan
+    from zico.swap.learning import Way
+    from zico.swap.observed import Observed
+    from zico.swap.schedule import Chosen
+    from zico.tiers.layout import Rates
 
     Value = TypeVar("Value")
 
@@ -92,7 +92,7 @@ MANY_EVENTS = 500
 _BEGIN = """\
 import os, sys
 os.fork() and os._exit(0)
-from zico.offload.planning_process import serve
+from zico.swap.planning_process import serve
 serve(int(sys.argv[1]), float(sys.argv[2]))
 """
 _KEPT = ("ZICO_CACHE_DIR", "ZICO_COMPILER")

@@ -20,10 +20,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zico.base.compiled import compiled, inlined
-from zico.offload.paging_layout import MOST_DEGREE, TUNE
+from zico.paging.layout import MOST_DEGREE, TUNE
 
 if TYPE_CHECKING:
-    from zico.offload.paging_layout import PagingRecord
+    from zico.paging.layout import PagingRecord
 
 LEAST_DEGREE = 8
 """Source: the least that DeepUM's authors tried."""

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from zico.device.cuda.driver import CudaDriver
     from zico.heap.build import Heap
-    from zico.offload.observed import Observed
-    from zico.offload.swap_learning import Ended
+    from zico.swap.learning import Ended
+    from zico.swap.observed import Observed
 
 NS_PER_MS = 1e6
 MOST_COPIES = 1024
@@ -102,7 +102,7 @@ class Stamps:
 
 
 class DeviceClock:
-    """A ``zico.offload.swap_learning.Clock`` of a GPU."""
+    """A ``zico.swap.learning.Clock`` of a GPU."""
 
     is_ahead = True
 

@@ -29,7 +29,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from zico.base.errors import SwapError
-from zico.offload.encodings import ZEROS
+from zico.tiers.encodings import ZEROS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -129,7 +129,7 @@ _NOT_READ = -1
 
 
 class Tier(Protocol):
-    """Where contents go: ``zico.offload.tiers.TierStack``, or a test's own."""
+    """Where contents go: ``zico.tiers.stack.TierStack``, or a test's own."""
 
     def put(self, address: int, size_bytes: int, encoding: int) -> int:
         """Copy memory to the tier, encoded if it encodes; returns a ticket, or below 0 why there is none."""

@@ -102,7 +102,7 @@ class PageTable(Record):
     n_regions: I8
     region_shift: I8
     window: I8  # where it begins in the job
-    flags: I8  # parts of zico.offload.paging_layout that are on
+    flags: I8  # parts of zico.paging.layout that are on
     reach: I8  # zico.device.userfault.Reach
     pid: I8  # of the job
     # Written by the heap.

@@ -25,20 +25,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from zico.base.units import format_bytes
-from zico.offload.observed import NS, Idleness, problem_of
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.mixed import rewritten
 from zico.planning.saving.registry import LONGEST, job_planner
+from zico.swap.observed import NS, Idleness, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from zico.offload.observed import Observed, Seen
-    from zico.offload.tier_layout import Rates
     from zico.planning.saving.mixed import SavePlan, SavePlanner
     from zico.planning.saving.problem import SwapProblem
+    from zico.swap.observed import Observed, Seen
+    from zico.tiers.layout import Rates
 
     Int64s = NDArray[np.int64]
 

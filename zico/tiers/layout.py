@@ -169,7 +169,7 @@ class TierUse:
     """One tier since it was made."""
 
     kind: str
-    """One of ``zico.offload.tier_layout.KIND_NAMES``."""
+    """One of ``zico.tiers.layout.KIND_NAMES``."""
     capacity_bytes: int
     used_bytes: int
     """Whole blocks."""

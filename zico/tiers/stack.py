@@ -21,11 +21,11 @@ from zico.base.errors import ConfigError
 from zico.base.units import MIB, format_bytes
 from zico.device.api import close_descriptors
 from zico.device.host import HostDriver
-from zico.offload import stores
-from zico.offload.compressing import PIECE_BYTES
-from zico.offload.destinations import ACCEPTED, is_direct, open_nameless, spill_directory
-from zico.offload.encodings import ZEROS
-from zico.offload.tier_layout import (
+from zico.tiers import stores
+from zico.tiers.compressing import PIECE_BYTES
+from zico.tiers.destinations import ACCEPTED, is_direct, open_nameless, spill_directory
+from zico.tiers.encodings import ZEROS
+from zico.tiers.layout import (
     ALIGNMENT_BYTES,
     BOUNCE_BYTES,
     COMPRESSED,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from zico.base.records import Layout
-    from zico.offload.destinations import TierWish
+    from zico.tiers.destinations import TierWish
 
 
 # -- measured rates --------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ _FUNCTIONS = {
 class TierStack:
     """One process's way to a stack of tiers; close it, or use it as a context manager.
 
-    Compiled code uses ``record`` with the functions of ``zico.offload.stores``, Python may use the
+    Compiled code uses ``record`` with the functions of ``zico.tiers.stores``, Python may use the
     methods, which wait for the copy without holding the GIL.
     """
 
@@ -168,10 +168,10 @@ class TierStack:
         """Make the tiers and measure their rates. All or nothing.
 
         Args:
-            wishes: What ``zico.offload.destinations.parse_tiers`` returns.
+            wishes: What ``zico.tiers.destinations.parse_tiers`` returns.
             block_bytes: A multiple of 4096. A payload takes whole blocks; where it is compressed
                 smaller ones.
-            directory: Where files are; ``None``: see ``zico.offload.destinations.spill_directory``.
+            directory: Where files are; ``None``: see ``zico.tiers.destinations.spill_directory``.
             label: For the kernel's lists of what a process has open.
 
         Raises:
@@ -227,23 +227,23 @@ class TierStack:
         return [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 0) for descriptor in self._descriptors]
 
     def put(self, address: int, size_bytes: int, encoding: int = ZEROS) -> int:
-        """Copy memory to the first tier that has room: ``zico.offload.stores.put``."""
+        """Copy memory to the first tier that has room: ``zico.tiers.stores.put``."""
         return int(stores.put(self.record[0], address, size_bytes, encoding))
 
     def get(self, ticket: int, address: int, size_bytes: int) -> int:
-        """Copy a payload to memory: ``zico.offload.stores.get``."""
+        """Copy a payload to memory: ``zico.tiers.stores.get``."""
         return int(stores.get(self.record[0], ticket, address, size_bytes))
 
     def drop(self, ticket: int) -> None:
-        """Forget a payload: ``zico.offload.stores.drop``."""
+        """Forget a payload: ``zico.tiers.stores.drop``."""
         stores.drop(self.record[0], ticket)
 
     def keep_only(self, tickets: Sequence[int]) -> int:
-        """Free all that no payload of these tickets needs, after a death: ``zico.offload.stores.keep_only``."""
+        """Free all that no payload of these tickets needs, after a death: ``zico.tiers.stores.keep_only``."""
         return int(stores.keep_only(self.record[0], np.array(tickets, np.int64)))
 
     def trim(self) -> int:
-        """Give physical memory back that nothing has needed since the last call: ``zico.offload.stores.trim``."""
+        """Give physical memory back that nothing has needed since the last call: ``zico.tiers.stores.trim``."""
         return int(stores.trim(self.record[0]))
 
     def rates(self) -> tuple[Rates, ...]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zico.base.compiled import compiled, inlined, record_at
-from zico.offload.paging_layout import (
+from zico.paging.layout import (
     ABSENT,
     BLOCK,
     CLEAN,
@@ -39,7 +39,7 @@ from zico.offload.paging_layout import (
 )
 
 if TYPE_CHECKING:
-    from zico.offload.paging_layout import Block, BlockList, PagingRecord
+    from zico.paging.layout import Block, BlockList, PagingRecord
 
 _BLOCK_BYTES = BLOCK.itemsize
 _LIST_BYTES = LIST.itemsize

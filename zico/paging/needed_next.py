@@ -56,7 +56,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line, spread
-from zico.offload.paging_layout import (
+from zico.paging.layout import (
     ABSENT,
     ANY,
     APPEND,
@@ -79,10 +79,10 @@ from zico.offload.paging_layout import (
     TABLE_HEAD,
     WAYS_OF_CONTEXTS,
 )
-from zico.offload.residency import block_at, end_instance, expect, hold, is_expected, list_at, list_due, renew
+from zico.paging.residency import block_at, end_instance, expect, hold, is_expected, list_at, list_due, renew
 
 if TYPE_CHECKING:
-    from zico.offload.paging_layout import PagingRecord
+    from zico.paging.layout import PagingRecord
 
 
 # -- executions ------------------------------------------------------------------------------------

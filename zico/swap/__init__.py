@@ -1,0 +1,1 @@
+"""Tensors that leave and come back by operation, above the heap: what, when, and who moves them."""

@@ -1,0 +1,1 @@
+"""Where bytes go that leave the budget: memory, files, compressed or encoded."""
