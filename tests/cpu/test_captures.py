@@ -6,7 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_device_timeline import Way, pool_on
+from test_device_timeline import Functions, pool_on
 from test_isolate_twin import REGION_BYTES, jobs
 from test_twin_memory import status
 from test_twin_timeline import Timeline
@@ -33,23 +33,23 @@ def timeline() -> Iterator[Timeline]:
 
 
 @pytest.fixture
-def way() -> Iterator[Way]:
-    """Return a job's way onto the twin's timeline, in a pool that scrubs; in the end the device has everything back."""
+def functions() -> Iterator[Functions]:
+    """Give a job's timeline on the twin, in a pool that scrubs; in the end the device has everything back."""
     with TwinDevice() as device:
         register(device.twin)
         with pool_on(device, isolate=True) as member:
-            made = Way(device, member)
+            made = Functions(device, member)
             yield made
             made.timeline.close()
 
 
-def put(way: Way, kind: str, stream: int) -> int:
+def put(given: Functions, kind: str, stream: int) -> int:
     """Put a mark, a wait or the zeroing of nothing that is mapped on a stream; returns the status."""
     if kind == "zero":
-        functions = way.timeline.functions
+        functions = given.timeline.functions
         zero = ctypes.CFUNCTYPE(I64, I64, I64, I64, I64)(functions.scrub_address)
         return int(zero(functions.context_address, stream, 0, MIB)) & 0xFFFFFFFF
-    return way.mark(stream, 0, 7) if kind == "mark" else way.wait(stream, 0, 7)
+    return given.mark(stream, 0, 7) if kind == "mark" else given.wait(stream, 0, 7)
 
 
 def capture_state(timeline: Timeline, stream: Any) -> str:  # noqa: ANN401 - a CUstream
@@ -103,32 +103,32 @@ def test_captures_begin_and_end_once(timeline: Timeline) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mark", "wait", "zero"])
-def test_nothing_of_zicos_gets_into_a_graph(way: Way, kind: str) -> None:
+def test_nothing_of_zicos_gets_into_a_graph(functions: Functions, kind: str) -> None:
     """What would go onto a stream that captures is refused and counted; the graph stays empty, and is not spoiled."""
-    twin = way.device.twin
-    with way.device.driver.create_stream() as stream, way.device.driver.context.current():
+    twin = functions.device.twin
+    with functions.device.driver.create_stream() as stream, functions.device.driver.context.current():
         twin.cuStreamBeginCapture(stream.handle, RELAXED)
-        assert put(way, kind, stream.handle) == UNSUPPORTED
+        assert put(functions, kind, stream.handle) == UNSUPPORTED
         ended, graph = twin.cuStreamEndCapture(stream.handle)
         assert (int(ended), twin.recorded(graph)) == (0, [])
-        assert way.timeline.kept_out == 1
-        assert way.synchronize() == 0
-        assert way.counter(0) == 0
+        assert functions.timeline.kept_out == 1
+        assert functions.synchronize() == 0
+        assert functions.counter(0) == 0
 
 
-def test_other_streams_go_on_beside_a_capture(way: Way) -> None:
+def test_other_streams_go_on_beside_a_capture(functions: Functions) -> None:
     """Only the stream that captures is left alone; when it has ended, its marks are put again."""
-    twin = way.device.twin
-    with way.device.driver.create_stream() as one, way.device.driver.create_stream() as other:
-        with way.device.driver.context.current():
+    twin = functions.device.twin
+    with functions.device.driver.create_stream() as one, functions.device.driver.create_stream() as other:
+        with functions.device.driver.context.current():
             twin.cuStreamBeginCapture(one.handle, RELAXED)
-            assert way.mark(one.handle, 0, 1) == UNSUPPORTED
-            assert way.mark(other.handle, 1, 1) == 0
+            assert functions.mark(one.handle, 0, 1) == UNSUPPORTED
+            assert functions.mark(other.handle, 1, 1) == 0
             twin.cuStreamEndCapture(one.handle)
-        assert way.mark(one.handle, 0, 1) == 0
-        assert way.synchronize() == 0
-        assert (way.counter(0), way.counter(1)) == (1, 1)
-        assert way.timeline.kept_out == 1
+        assert functions.mark(one.handle, 0, 1) == 0
+        assert functions.synchronize() == 0
+        assert (functions.counter(0), functions.counter(1)) == (1, 1)
+        assert functions.timeline.kept_out == 1
 
 
 def test_what_is_freed_during_a_capture_is_handed_on_after_it() -> None:

@@ -43,7 +43,7 @@ def pool_on(device: TwinDevice, *, isolate: bool = False) -> Iterator[PoolTable]
             yield member
 
 
-class Way:
+class Functions:
     """A timeline as the heap sees it: three functions by address."""
 
     def __init__(self, device: TwinDevice, member: PoolTable) -> None:
@@ -79,83 +79,83 @@ class Way:
 
 
 @pytest.fixture
-def way() -> Iterator[Way]:
+def functions() -> Iterator[Functions]:
     """Give a timeline; in the end the device must have everything back."""
     with TwinDevice(attributes=WITHOUT_KERNELS) as device, pool_on(device) as member:
-        made = Way(device, member)
+        made = Functions(device, member)
         yield made
         made.timeline.close()
 
 
-def test_marks_and_waits_happen_on_the_streams(way: Way) -> None:
+def test_marks_and_waits_happen_on_the_streams(functions: Functions) -> None:
     """A stream that waits goes on when another reaches its mark, and the counters are the pool's, seen by all."""
-    with way.device.driver.create_stream() as first, way.device.driver.create_stream() as second:
-        assert way.wait(second.handle, 0, 7) == 0
-        assert way.mark(second.handle, 1, 1) == 0
-        assert way.counter(1) == 0
-        assert way.mark(first.handle, 0, 7) == 0
-        assert way.synchronize() == 0
-        assert (way.counter(0), way.counter(1)) == (7, 1)
+    with functions.device.driver.create_stream() as first, functions.device.driver.create_stream() as second:
+        assert functions.wait(second.handle, 0, 7) == 0
+        assert functions.mark(second.handle, 1, 1) == 0
+        assert functions.counter(1) == 0
+        assert functions.mark(first.handle, 0, 7) == 0
+        assert functions.synchronize() == 0
+        assert (functions.counter(0), functions.counter(1)) == (7, 1)
 
 
-def test_a_stream_that_waits_goes_on_when_the_broker_writes(way: Way) -> None:
+def test_a_stream_that_waits_goes_on_when_the_broker_writes(functions: Functions) -> None:
     """Invariant 5: who waits for a dead job is let go by a write of the processor's, as the broker makes it."""
-    with way.device.driver.create_stream() as stream:
-        assert way.wait(stream.handle, 3, 100) == 0
-        ctypes.c_int64.from_address(way._counters_here + 3 * WORD_BYTES).value = 100
-        assert way.synchronize() == 0
+    with functions.device.driver.create_stream() as stream:
+        assert functions.wait(stream.handle, 3, 100) == 0
+        ctypes.c_int64.from_address(functions._counters_here + 3 * WORD_BYTES).value = 100
+        assert functions.synchronize() == 0
 
 
-def test_threads_without_a_context_can_mark(way: Way) -> None:
+def test_threads_without_a_context_can_mark(functions: Functions) -> None:
     """A thread that has never called CUDA gets the device's context for the call, and keeps it as a runtime's would."""
-    with way.device.driver.create_stream() as stream:
-        assert result_in_thread(lambda: way.mark(stream.handle, 0, 1)) == 0
-        assert result_in_thread(lambda: way.wait(stream.handle, 0, 1)) == 0
-        assert result_in_thread(way.synchronize) == 0
-    assert way.counter(0) == 1
+    with functions.device.driver.create_stream() as stream:
+        assert result_in_thread(lambda: functions.mark(stream.handle, 0, 1)) == 0
+        assert result_in_thread(lambda: functions.wait(stream.handle, 0, 1)) == 0
+        assert result_in_thread(functions.synchronize) == 0
+    assert functions.counter(0) == 1
 
 
-def test_a_threads_own_context_is_put_back(way: Way) -> None:
+def test_a_threads_own_context_is_put_back(functions: Functions) -> None:
     """A thread that works in another context finds it current again, also after a call that failed."""
-    twin = way.device.twin
+    twin = functions.device.twin
     other = twin.make_context()
 
     def marked() -> tuple[int, int, int]:
         twin.cuCtxSetCurrent(other)
-        done = way.mark(stream.handle, 0, 1), way.mark(0xBAD, 0, 2)
+        done = functions.mark(stream.handle, 0, 1), functions.mark(0xBAD, 0, 2)
         return (*done, int(twin.cuCtxGetCurrent()[1]))
 
-    with way.device.driver.create_stream() as stream:
+    with functions.device.driver.create_stream() as stream:
         assert result_in_thread(marked) == (0, INVALID_HANDLE, other)
-        assert way.synchronize() == 0
+        assert functions.synchronize() == 0
 
 
-def test_what_the_driver_refuses_comes_back(way: Way) -> None:
+def test_what_the_driver_refuses_comes_back(functions: Functions) -> None:
     """A stream that is none is an answer for the heap, not the end of the process."""
-    assert way.mark(0xBAD, 0, 1) == way.wait(0xBAD, 0, 1) == INVALID_HANDLE
-    assert way.counter(0) == 0
+    assert functions.mark(0xBAD, 0, 1) == functions.wait(0xBAD, 0, 1) == INVALID_HANDLE
+    assert functions.counter(0) == 0
 
 
-def test_a_look_tells_of_a_lost_context_alone(way: Way) -> None:
+def test_a_look_tells_of_a_lost_context_alone(functions: Functions) -> None:
     """A device that is busy, or has nothing to do, has not lost the context; a kernel that faulted has."""
-    with way.device.driver.create_stream() as stream:
-        assert [way.look() for _ in range(3)] == [0, 0, 0]
-        assert way.wait(stream.handle, 0, 1) == 0
-        way.device.twin.pause()
-        assert [way.look() for _ in range(3)] == [0, 0, 0]
-        way.device.twin.release()
-        assert way.mark(way.timeline.functions.capture_stream, 0, 1) == 0
-    way.device.twin.poison(int(way.device.twin.cuCtxGetCurrent()[1]), "ILLEGAL_ADDRESS")
-    assert way.look() == ILLEGAL_ADDRESS
+    with functions.device.driver.create_stream() as stream:
+        assert [functions.look() for _ in range(3)] == [0, 0, 0]
+        assert functions.wait(stream.handle, 0, 1) == 0
+        functions.device.twin.pause()
+        assert [functions.look() for _ in range(3)] == [0, 0, 0]
+        functions.device.twin.release()
+        assert functions.mark(functions.timeline.functions.capture_stream, 0, 1) == 0
+    functions.device.twin.poison(int(functions.device.twin.cuCtxGetCurrent()[1]), "ILLEGAL_ADDRESS")
+    assert functions.look() == ILLEGAL_ADDRESS
 
 
-def test_a_look_spoils_no_capture(way: Way) -> None:
+def test_a_look_spoils_no_capture(functions: Functions) -> None:
     """Another thread may look while a stream captures in the strictest mode."""
-    twin = way.device.twin
-    with way.device.driver.create_stream() as stream:
+    twin = functions.device.twin
+    with functions.device.driver.create_stream() as stream:
         twin.cuCtxSetCurrent(twin.cuDevicePrimaryCtxRetain(0)[1])
         assert int(twin.cuStreamBeginCapture(stream.handle, GLOBAL)[0]) == 0
-        assert [result_in_thread(way.look) for _ in range(2)] == [0, 0]
+        assert [result_in_thread(functions.look) for _ in range(2)] == [0, 0]
         assert int(twin.cuStreamEndCapture(stream.handle)[0]) == 0
         twin.cuDevicePrimaryCtxRelease(0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zico.cli import main
-from zico.cli.measure import Way, advice
+from zico.cli.measure import Together, advice
 from zico.launch.measuring import LEAST, WARM_UP, Seen, Window
 
 
@@ -45,9 +45,9 @@ def test_a_share_of_waiting_is_one_of_the_window() -> None:
     assert round(window.speeds()["a"].waited, 6) == 0.5
 
 
-def way(options: str, gain: float, waited: float = 0.0) -> Way:
+def way(options: str, gain: float, waited: float = 0.0) -> Together:
     """Return a way in which two jobs ran together."""
-    return Way(options, gain, [1.0, 1.0], [waited, 0.0])
+    return Together(options, gain, [1.0, 1.0], [waited, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def way(options: str, gain: float, waited: float = 0.0) -> Way:
         ),
     ],
 )
-def test_advice_names_the_fastest_way(ways: list[Way], told: str) -> None:
+def test_advice_names_the_fastest_way(ways: list[Together], told: str) -> None:
     """From 5 % on sharing pays; whoever waits for memory is told of the budget and not of a busy device."""
     assert advice(ways, "zico", on_gpu=False, mps=False) == told
 

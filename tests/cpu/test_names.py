@@ -180,7 +180,13 @@ def texts(*folders: str) -> Iterator[tuple[str, str]]:
             and name.startswith(folders or "")
             and not name.startswith(RECORDS)
         ):
-            yield name, (ROOT / name).read_text()
+            yield name, text_of(name)
+
+
+@functools.cache
+def text_of(name: str) -> str:
+    """Return what is in a file of the repository."""
+    return (ROOT / name).read_text()
 
 
 def test_dotted_names_lead_to_code() -> None:

@@ -26,7 +26,7 @@ MODELS = FRAMEWORK / "torch_saving_models.py"
 COMMON = ("Resnet", "Accumulated", "Pair", "Checkpointed", "Penalised", "Retained")
 
 
-class Way(NamedTuple):
+class Saver(NamedTuple):
     """A way to need less memory."""
 
     wish: Wish
@@ -44,24 +44,24 @@ def swapping(planner: str | None = None, tier: str = "memory:1GiB") -> Wish:
 
 
 WAYS = {
-    "swap": Way(
+    "swap": Saver(
         swapping(),
         (*COMMON, "Transformer", "Views"),
         checks=FRAMEWORK / "torch_saving_checks.py",
         runs=("needed", "planned"),
     ),
-    "drop": Way(
+    "drop": Saver(
         swapping("echo"),
         (*COMMON, "Transformer"),
         must_drop=("Resnet", "Accumulated", "Pair"),
         checks=FRAMEWORK / "torch_rebuilding_checks.py",
     ),
-    "gist": Way(
+    "gist": Saver(
         swapping("gist", "compressed:1GiB"),
         ("Resnet", "Pooled", "Checkpointed"),
         checks=FRAMEWORK / "torch_encoding_checks.py",
     ),
-    "gist-fp8": Way(swapping("gist-fp8", "compressed:1GiB"), ("Resnet",)),
+    "gist-fp8": Saver(swapping("gist-fp8", "compressed:1GiB"), ("Resnet",)),
 }
 CHECKS = [(name, check) for name, way in WAYS.items() if way.checks for check in checks_in(way.checks)]
 SAME = [

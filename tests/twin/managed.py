@@ -40,7 +40,7 @@ _LAST_PREFETCH = int(real.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_LAST_PREF
 _NUMBERS = {_ON_DEVICE: 0, _ON_HOST: -1}
 """Where a range was told to go last, as that attribute says it: a device's number, or the processor's."""
 _INVALID_DEVICE = -2
-_LENT = b""
+_THERE = b""
 """Stored for a page on the host whose bytes are at its address: a kernel has used them over the bus."""
 
 
@@ -195,7 +195,7 @@ class ManagedFunctions(KernelFunctions, abc.ABC):
             self._leave(self._managed[address], oldest)
         self._resident[key] = None
         if page in one.stored:
-            self._lend(one, page)
+            self._put_there(one, page)
             del one.stored[page]
             self.moved_in_bytes += PAGE_BYTES
 
@@ -214,16 +214,16 @@ class ManagedFunctions(KernelFunctions, abc.ABC):
                 continue
             if stays and page in one.stored:
                 self.remote_accesses += 1
-                self._lend(one, page)
+                self._put_there(one, page)
             else:
                 self.managed_faults += 1
                 self._come(one, page)
 
-    def _lend(self, one: Managed, page: int) -> None:
+    def _put_there(self, one: Managed, page: int) -> None:
         """Put what a page on the host holds at its address, where a kernel reads and writes it over the bus."""
-        if one.stored[page] != _LENT:
+        if one.stored[page] != _THERE:
             ctypes.memmove(one.address + page * PAGE_BYTES, one.stored[page], PAGE_BYTES)
-            one.stored[page] = _LENT
+            one.stored[page] = _THERE
 
     # -- what the other parts ask ------------------------------------------------------------------
 

@@ -39,8 +39,8 @@ MOST_S = 86_400.0
 SERIAL = "serial"
 
 
-class Way(msgspec.Struct, frozen=True):
-    """One way in which the jobs ran together."""
+class Together(msgspec.Struct, frozen=True):
+    """How fast the jobs ran together, by some options."""
 
     options: str
     """Of ``zico run``, beyond those that were given."""
@@ -60,7 +60,7 @@ class Measured(msgspec.Struct, frozen=True):
     seconds: float
     jobs: list[str]
     alone_per_s: list[float]
-    ways: list[Way]
+    ways: list[Together]
     pays: bool
     advice: str
     schema_version: str = SCHEMA
@@ -138,8 +138,8 @@ def _tell(text: str) -> None:
     click.echo(f"zico: {text}", err=True)
 
 
-def _way(options: str, together: Mapping[str, Speed], alone: Mapping[str, Speed]) -> Way:
-    return Way(
+def _way(options: str, together: Mapping[str, Speed], alone: Mapping[str, Speed]) -> Together:
+    return Together(
         options,
         sum(speed.iterations_per_s / alone[name].iterations_per_s for name, speed in together.items()),
         [speed.iterations_per_s for speed in together.values()],
@@ -147,11 +147,11 @@ def _way(options: str, together: Mapping[str, Speed], alone: Mapping[str, Speed]
     )
 
 
-def _best(ways: Sequence[Way]) -> Way:
+def _best(ways: Sequence[Together]) -> Together:
     return max(ways, key=lambda way: way.gain)
 
 
-def advice(ways: Sequence[Way], policy: str, *, on_gpu: bool, mps: bool) -> str:
+def advice(ways: Sequence[Together], policy: str, *, on_gpu: bool, mps: bool) -> str:
     """Return in a sentence or two what to do.
 
     Args:
@@ -206,6 +206,6 @@ def _show(found: Measured) -> None:
     sys.stdout.flush()
 
 
-def _cell(way: Way, number: int) -> str:
+def _cell(way: Together, number: int) -> str:
     waited = way.waited[number]
     return f"{way.iterations_per_s[number]:.2f} it/s" + (f", waits {waited:.0%}" if waited >= MUCH_WAITING else "")
