@@ -142,7 +142,7 @@ print("TESTED", getattr(adapter, "TESTED_VERSION", ""))
 
 
 _WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
-"""For a trial on the host device: else frameworks that find a GPU put their tensors there."""
+"""A trial on the host device has these, since frameworks that find a GPU put their tensors there."""
 _XLA = "arrays and programs' workspaces are in the pool; what cuBLAS, cuDNN and NCCL allocate is outside the budget"
 _NO_MARKS = "zico.step() marks iterations, else Zico looks for the period of allocations"
 

@@ -141,7 +141,7 @@ def split_command(text: str) -> list[str]:
 
 
 MAX_WORD_BYTES = (1 << 17) - 1
-"""Of one word of a command. Source: ``MAX_ARG_STRLEN`` of Linux, with the byte that ends it."""
+"""Bytes of the longest word of a command. Source: ``MAX_ARG_STRLEN`` of Linux, less the byte that ends it."""
 
 
 def checked_words(argv: Sequence[str]) -> Sequence[str]:

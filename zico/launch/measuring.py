@@ -31,7 +31,7 @@ WARM_UP = 8
 LEAST = 5
 """Iterations of each job that are counted at least."""
 LOOK_S = 0.05
-"""Between two looks at the counts: half a percent of ten seconds."""
+"""Seconds between two looks at the counts, half a percent of ten."""
 TELL_S = 10.0
 
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 LOOKING_SHARE = 0.01
 KNOWN_AFTER_S = 1.0
-"""Of a process that cannot join, as its start shows: so much later than its framework it may still have been told."""
+"""Seconds after its framework's import until a process is named whose start shows that it cannot join."""
 UNKNOWN_AFTER_S = 60.0
-"""Of any other: its import may still be under way."""
+"""Seconds until any other process is named, since its import may still be under way."""
 MOST = 16
 """Processes of one job that are reported."""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from zico.report.model import Record
 
 LOOKING_SHARE = 0.02
-"""Of the time, that looking at the record may take: the broker writes all of it, and it grows with the run."""
+"""Looking at the record takes at most this share of the time: it grows with the run."""
 TIME_SLICES = "the jobs take turns on the GPU; with --mps their kernels overlap"
 
 
