@@ -40,7 +40,7 @@ TESTED_VERSION = "2.60"
 NAMESPACE = "zico"
 RAYLET_VARIABLE = "RAY_RAYLET_PID"
 STARTING_S = 60
-"""So long a process waits for its node's broker, which may be starting."""
+"""Seconds that a process waits for its node's broker, which may be starting."""
 MOST_OVERSUBSCRIPTION = 100.0
 _PACKAGE = Path(joining.__file__).parent.parent
 _BUDGET = "_budget"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 LOOK_S = 0.25
-"""Between two looks at a broker."""
+"""Seconds between two looks at a broker."""
 LOST_S = 10.0
 """A pool that has not been heard of for so long is lost, with the gangs that have ranks there."""
 ANSWER_S = 30.0

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from zico.job.session import Session
 
 ASK_S = 10.0
-"""So long one question may wait at the order of gangs."""
+"""Seconds that one question may wait at the order of gangs."""
 GATE_S = 60.0
-"""So long a gate stays closed without an answer."""
+"""Seconds that a gate stays closed without an answer."""
 CLOSE_S = 5.0
 
 
