@@ -380,7 +380,7 @@ class Record:
 
 
 MAX_RECORD_BYTES = 1 << 31
-"""Of its fields, uncompressed. A day of sixteen jobs has some hundred MB."""
+"""Bytes of all fields, uncompressed. A day of sixteen jobs has some hundred MB."""
 
 
 def read_record(path: Path) -> Record:

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from zico.report.picture import Span
 
 WIDTH, HEIGHT = 1200, 280
-"""Of a panel's memory, in the units of the SVG, about a pixel each."""
+"""A panel of memory has this size in units of the SVG, about a pixel each."""
 LEFT, RIGHT, TOP = 150, 1180, 14
 LANE, GAP, FOOT = 22, 12, 26
 TICKS = 6
 NARROWEST = 0.8
 """Waits that would be drawn closer together than this become one."""
 MOST_CHARS = 18
-"""Of a name beside its lane."""
+"""Characters of a name beside its lane; a longer one is cut."""
 NOBODY = "nobody seen"
 WAITS_NOTE = (
     "A wait for two jobs counts for both. A wait inside an allocation is seen to end at the broker's next look, up to "
@@ -122,12 +122,10 @@ class _Scale:
     bottom_bytes: float
 
     def x(self, t_s: Floats | float) -> Floats:
-        """Return abscissas."""
         share = (np.asarray(t_s, np.float64) - self.span.start_s) / (self.span.stop_s - self.span.start_s)
         return LEFT + np.clip(share, 0.0, 1.0) * (RIGHT - LEFT)
 
     def y(self, size_bytes: Ints | Floats | float) -> Floats:
-        """Return ordinates."""
         share = (self.top_bytes - np.asarray(size_bytes, np.float64)) / (self.top_bytes + self.bottom_bytes)
         return TOP + share * HEIGHT
 
