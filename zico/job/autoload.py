@@ -108,7 +108,6 @@ class _Loader:
     """A stand-in for a module's loader until the module's code runs."""
 
     def __init__(self, real: Any, finder: Finder) -> None:  # noqa: ANN401 - loaders have no common base
-        """Stand in for ``real``."""
         self._real = real
         self._finder = finder
 

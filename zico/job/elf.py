@@ -399,7 +399,6 @@ def _writable(slots: Iterable[int]) -> Iterator[None]:
 
 
 def _page_protections(pages: Collection[int]) -> dict[int, int]:
-    """Return the protection of each page."""
     found = {}
     for mapping in _mappings():
         found.update({page: mapping.protection for page in pages if mapping.start <= page < mapping.stop})
@@ -419,7 +418,6 @@ def _page(address: int) -> int:
 
 
 def _load(slot: int) -> int:
-    """Read a slot."""
     return ctypes.c_uint64.from_address(slot).value
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.01
 _COMPARED_S = 30.0
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-"""By which torchrun, MPI and Slurm number a job's processes on a machine."""
+"""Variables in which torchrun, MPI and Slurm number a job's processes on a machine."""
 _ATTEMPTS = 5
 """A broker may end, or another process may start one, between two looks."""
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 _KERNEL = "ipykernel_launcher"
 """The script of every notebook's process."""
 _SESSION_VARIABLE = "JPY_SESSION_NAME"
-"""In which Jupyter's server, from 2.0 on, tells a kernel its notebook's path."""
+"""Jupyter's server, from 2.0 on, tells a kernel its notebook's path in this variable."""
 _VSCODE_NAME = "__vsc_ipynb_file__"
-"""By which Visual Studio Code tells the same, among a notebook's own variables."""
+"""Visual Studio Code tells the same by this one of a notebook's own variables."""
 _NO_SCRIPT = ("-c", "-m")
 
 

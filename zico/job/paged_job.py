@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zico.tiers.stack import TierStack
 
 _ASKED = -1
-"""In ``PAGE_TABLE.pager_pid``: the broker has been asked."""
+"""``PAGE_TABLE.pager_pid`` has this value once the broker has been asked."""
 _DEFAULT_TIERS = "memory"
 _TOLD = 16
 _NOT_PAGED = "this job is not paged"

@@ -43,7 +43,7 @@ LAUNCHERS = frozenset(
 """Programs and modules that import a framework only to start the processes that train."""
 
 GRACE_ALLOCATIONS = 1 << 14
-"""Of tensors over the threshold: about ten iterations of a ResNet-110, or one of eight micro-batches."""
+"""Allocations of tensors over the threshold: ten iterations of a ResNet-110, or one of eight micro-batches."""
 
 _LOOK_S = 0.005
 
