@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _RECORD_STREAM = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 NS_PER_MS = 1e6
 _SLICE_S = 50e-6
-"""Between two looks whether the device has come by: less than a layer of a network takes."""
+"""Seconds between two looks whether the device has come by, less than a layer of a network takes."""
 _IN_MEMORY = Place.HERE, Place.LEAVING
 """What is being copied out can be read, too, until it is freed behind that copy."""
 

@@ -59,13 +59,13 @@ Source: PyTorch, aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``LayerNormKern
 MOST_STEPS = 16
 """Functions that one recipe calls, those of the recipes among its sources included."""
 MOST_KINDS = 4096
-"""Of recipes that are tried in a process: each takes as long as its function does, twice."""
+"""Kinds of recipes that a process tries. A trial takes twice as long as its function."""
 MOST_TRIES = 3
-"""Of a kind whose trials fail, for lack of memory or another reason."""
+"""Trials of a kind that may fail, for lack of memory or another reason."""
 _WIDEST = 16
 """Bytes of the largest number."""
 _NONE = object()
-"""Instead of a source: there is none."""
+"""A recipe that lacks a source has this in its place."""
 
 
 def _bits_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -395,7 +395,6 @@ class _Function:
         self._original, self._call = original, call
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
         return self._call(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
@@ -403,11 +402,9 @@ class _Function:
         return other is self or other is self._original
 
     def __hash__(self) -> int:
-        """Return PyTorch's."""
         return hash(self._original)
 
     def __repr__(self) -> str:
-        """Describe PyTorch's."""
         return repr(self._original)
 
     def __reduce__(self) -> str:

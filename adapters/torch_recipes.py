@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Bring = Callable[[Storage, Callable[[], torch.Tensor]], torch.Tensor]
 
 _CHANCE = math.log(1e-12)
-"""Of two masks that begin alike though they were drawn from other states."""
+"""Logarithm of the chance that two masks drawn from different states begin alike."""
 _SMALLEST, _ONE = 5e-324, 1.0
 
 

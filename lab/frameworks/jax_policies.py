@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 POLICIES = ("everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "nothing_saveable")
-"""Of ``jax.checkpoint_policies``, for a ``jax.checkpoint`` around the whole function."""
+"""Names in ``jax.checkpoint_policies``, for a ``jax.checkpoint`` around the whole function."""
 
 
 class Passes(NamedTuple):
