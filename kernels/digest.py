@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 LANES = 32
 """A warp's threads add to words side by side, in one transaction."""
 THREADS = 256
-"""Of a block."""
+"""A block has this many threads."""
 MAX_BLOCKS = 1024
-"""Of a launch, each thread going round until all is read: about what a device runs at once."""
+"""A launch has at most this many blocks, about what a device runs at once. Threads go round until all is read."""
 
 PLACE = np.uint64(0x9E3779B97F4A7C15)
 FIRST = np.uint64(0xFF51AFD7ED558CCD)
@@ -47,7 +47,6 @@ def meaning(source: npt.NDArray[np.uint64], target: npt.NDArray[np.uint64], n_th
 
 @inlined
 def _mixed(word: int, place: int) -> Any:  # noqa: ANN401 - a ``np.uint64``
-    """Return a word mixed with its place."""
     mixed = np.uint64(word) ^ (np.uint64(place) * PLACE)
     mixed = (mixed ^ (mixed >> SHIFT)) * FIRST
     mixed = (mixed ^ (mixed >> SHIFT)) * SECOND

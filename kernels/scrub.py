@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 STORE_BYTES = 16
 """The widest store that all devices have."""
 THREADS = 256
-"""Of a block."""
+"""A block has this many threads."""
 MAX_BLOCKS = 1024
-"""Of a launch, each thread going round until the region is done: more than a device runs at once."""
+"""A launch has at most this many blocks, more than a device runs at once. Threads go round until all is done."""
 
 
 def meaning(region: npt.NDArray[np.uint8]) -> None:
