@@ -139,13 +139,13 @@ def _attribute(*names: str) -> Any:  # noqa: ANN401 - a Numba intrinsic
 
 
 keep_small = _attribute("optsize")
-"""For functions that run between a framework's own: unrolled and vectorised loops would only evict its code."""
+"""Functions that run between a framework's own are small: unrolled and vectorised loops would only evict its code."""
 
 keep_out_of_line = _attribute("cold", "noinline", "optsize")
-"""For what hardly ever runs: it must not stand in the way of what always does."""
+"""What hardly ever runs does not stand in the way of what always does."""
 
 keep_in_line = _attribute("alwaysinline")
-"""For what is shared: ``inlined`` would pass its advice on to all that the function calls, and compile for minutes."""
+"""What is shared has this: ``inlined`` would pass its advice on to all that it calls, and compile for minutes."""
 
 
 # -- memory at an address --------------------------------------------------------------------------

@@ -93,7 +93,6 @@ _HAS_STEADY_COUNTER = platform.machine() == "x86_64" and {"constant_tsc", "nonst
 
 @intrinsic
 def _cycle_counter(_typing: Any) -> Any:  # noqa: ANN401 - Numba types
-    """Read the processor's time stamp counter."""
 
     def codegen(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:  # noqa: ANN401 - LLVM builders
         kind = ir.FunctionType(_I64, [])
@@ -161,7 +160,7 @@ _CLOCKLOCK_SYMBOL = "zico_clocklock"
 llvmlite.binding.add_symbol(_CLOCKLOCK_SYMBOL, _CLOCKLOCK.ctypes.data)  # before what refers to it is compiled
 _clocklock_address = symbol_address(_CLOCKLOCK_SYMBOL)
 _LOOK_AGAIN_NS = 50_000
-"""Between two tries where the C library cannot wait: many times what anybody does inside."""
+"""Nanoseconds between two tries where the C library cannot wait, many times what anybody does inside."""
 
 
 @inlined
@@ -281,9 +280,9 @@ def send_signal(pid: int, number: int) -> bool:
 NO_PROCESS = 0
 CANNOT_TELL = -1
 STOPPED = ord("T")
-"""By job control: SIGSTOP, SIGTSTP."""
+"""State of a thread that job control has stopped (SIGSTOP, SIGTSTP)."""
 TRACED = ord("t")
-"""By a debugger."""
+"""State of a thread that a debugger has stopped."""
 _ZOMBIE, _DEAD, _OLD_DEAD = ord("Z"), ord("X"), ord("x")
 
 

@@ -49,7 +49,7 @@ _PRIVATE_MODE = 0o700
 _OTHERS = 0o077
 _OTHERS_WRITE = 0o022
 _MAX_LINKS = 40
-"""As many as the kernel follows (path_resolution(7))."""
+"""The kernel follows as many links (path_resolution(7))."""
 _ADVICE = f"take others' right to write away (chmod go-w), or set {CACHE_VARIABLE} to a directory of yours alone"
 
 

@@ -581,7 +581,7 @@ LEVELS = {
     "x86-64-v2": ("cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3"),
     "x86-64": (),
 }
-"""Of x86-64 processors, and what each has beyond the next one here; Zico's code has no use for a higher one.
+"""Levels of x86-64 processors, with what each has beyond the next one here. Zico's code has no use for a higher one.
 
 Source: x86-64 psABI, "Processor-Specific Micro-Architecture Levels",
 https://gitlab.com/x86-psABIs/x86-64-ABI

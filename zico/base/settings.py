@@ -49,7 +49,7 @@ others start meanwhile; neither is in the budget.
 DEFAULT_CUDA_RESERVE = "1GiB"
 """A context takes about half of it; libraries such as cuBLAS and cuDNN allocate workspaces beside the framework."""
 DEFAULT_EXPECTED_JOBS = "2"
-"""For a broker that is started before its jobs."""
+"""Jobs that a broker expects that is started before them."""
 MAX_EXPECTED_JOBS = 1000
 
 DEFAULT_MOST_REGIONS = 1 << 16
@@ -69,19 +69,19 @@ MAX_STARTING_S = 3600.0
 MAX_PORT = 2**16 - 1
 
 SOCKET_VARIABLE = "ZICO_SOCKET"
-"""Where a job, or ``zico status``, finds its broker."""
+"""A job, or ``zico status``, finds its broker by this variable."""
 SWITCH_VARIABLE = "ZICO"
 """``off``: importing an adapter and ``zico.join`` do nothing."""
 DEVICE_VARIABLE = "ZICO_DEVICE"
 JOB_VARIABLE = "ZICO_JOB"
 """What a job is called."""
 MAX_NAME_BYTES = 40
-"""Of a job's name: leaves room in the table's 48 bytes for the ``.2`` of its second process."""
+"""Bytes of a job's name, so that the table's 48 have room for the ``.2`` of its second process."""
 _NOT_IN_A_NAME = re.compile(r"[^\w.+=@,-]+")
 RUN_VARIABLE = "ZICO_RUN"
 """Which ``zico run`` started a job: its own jobs are told from others of their names in a daemon's pool."""
 STARTING_VARIABLE = "ZICO_STARTING"
-"""For how many seconds a job waits until that socket is there: ``zico run`` starts jobs beside the broker."""
+"""Seconds that a job waits until that socket is there, since ``zico run`` starts jobs beside the broker."""
 
 RING_VARIABLE = "ZICO_TRACE_RING"
 """A file made by ``zico trace`` into which the job records its events."""
@@ -96,7 +96,7 @@ PLAN_VARIABLE = "ZICO_PLAN"
 
 _DEVICE = re.compile(r"(?P<kind>host|cuda)(:(?P<ordinal>\d{1,4}))?")
 MAX_DEVICES = 16
-"""Of one run."""
+"""Devices of one run."""
 _SWITCH = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
@@ -131,7 +131,7 @@ class DeviceMemory:
     identity: str = ""
     """What names the device where this process sees several of its kind, else empty."""
     promised_bytes: int = 0
-    """Of what is available: what pools of this machine, of any user, may yet take."""
+    """Bytes of what is available that pools of this machine, of any user, may yet take."""
 
 
 Given = Mapping[str, Setting[str]]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from zico.base.compiled import inlined
 
 MANTISSA_BITS = 23
-"""Of a 32-bit number."""
+"""Bits of a 32-bit number's mantissa."""
 BIAS = 127
 INFINITY = 0x7F800000
 _MAGNITUDE = 0x7FFFFFFF

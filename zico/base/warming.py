@@ -19,7 +19,7 @@ BROKERS = ("scheduler", "pool", "zico.tiers.stores")
 PAGING = ("zico.paging.loop", "zico.heap.paged")
 CUDA = ("cuda_hooks", "cuda", "zico.heap.cuda.contents")
 ALL = (*CUDA, *BROKERS, *JOBS, *PAGING)
-"""What takes longest first."""
+"""Programs, those first that take longest."""
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 

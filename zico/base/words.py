@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
-"""Longer ones are beyond every range, and ``int`` refuses thousands of digits."""
+"""A number of at most 18 digits. Longer ones are beyond every range, and ``int`` refuses thousands."""
 
 
 def parse_whole(text: str, least: int, most: int) -> int | None:
