@@ -62,14 +62,14 @@ _REGISTER_MODES = 1 << 0 | 1 << 1  # MISSING, WP
 _DONTWAKE = 1 << 0  # of COPY and ZEROPAGE
 _DONTWAKE_PROTECT = 1 << 1  # of WRITEPROTECT
 COPY_PROTECTED = 1 << 1
-"""Flag for ``fill``: what is copied in is write-protected from the start."""
+"""``fill`` write-protects what it copies in, by this flag."""
 _PROTECT = 1
 
 FAULT = 0x12
 """``event`` of a message: a page fault, the only one that is asked for."""
 WRITES = 1 << 0
 PROTECTED = 1 << 1
-"""In ``flags`` of a message: the page is there, but write-protected."""
+"""``flags`` of a message have this bit where the page is there, but write-protected."""
 
 _DONTFORK = 10  # MADV_DONTFORK
 _POLLIN = 1
