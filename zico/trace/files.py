@@ -53,7 +53,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 MAX_EVENTS = 1 << 26
 """Events that ``read_trace`` takes into memory: 2 GiB."""
 MAX_FILE_BYTES = 1 << 30
-"""Of a file in a format of others, uncompressed: it is held in memory."""
+"""Bytes of a file in another program's format, uncompressed, since it is held in memory."""
 MAX_NAMES_BYTES = 1 << 27
 NAME_BYTES = 160
 """What a name takes besides its characters: an entry of a dictionary, a number, a string's head."""

@@ -31,7 +31,7 @@ _CATEGORIES = (
     "autograd detail",
     "unknown",
 )
-"""In the order of ``_CATEGORY_TO_COLORS``."""
+"""Categories in the order of ``_CATEGORY_TO_COLORS``."""
 
 _Time = Annotated[int, Meta(ge=-1)]  # since 1970; a number beyond 63 bits is refused anyway
 _Bytes = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]

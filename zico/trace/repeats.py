@@ -56,9 +56,9 @@ LOOSE = 0
 """A mark is a size alone: for memory that drifts, and threads between which frees are never twice at the same place."""
 
 RISING = -1
-"""As ``STRICT``, with bytes as ``level_above`` counts them: for memory that each iteration leaves a little higher."""
+"""A mark is as ``STRICT``, with bytes as ``level_above`` counts them, for memory that each iteration leaves higher."""
 WIDTHS = (STRICT, SINGLE, LOOSE, RISING)
-"""In the order in which they are tried."""
+"""Widths in the order in which they are tried."""
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _SLACK_SHIFT = 4
