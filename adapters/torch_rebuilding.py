@@ -101,7 +101,7 @@ class Rebuilding:
         self._known: dict[int, _Known] = {}
         self._kinds: dict[tuple[Any, ...], int] = {}
         self._cost_ns: dict[int, int | None] = {}
-        """Of each kind of recipe; ``None``: its bits differ, or it cannot be followed."""
+        """Kind of recipe -> what it costs; ``None``: its bits differ, or it cannot be followed."""
         self._failures: collections.Counter[int] = collections.Counter()
         """Trials of each kind that have failed."""
         self._failed_in: dict[int, int] = {}

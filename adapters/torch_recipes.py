@@ -323,7 +323,7 @@ class Rule(NamedTuple):
     paths: tuple[str, ...]
     """Where it is found, ``module:qualified.name``."""
     made: Callable[..., Made | None]
-    """Of its arguments; ``None`` or a ``TypeError``: called in this way, its results have no recipes."""
+    """Arguments -> what is made of them; ``None`` or a ``TypeError``: results of such a call have no recipes."""
     compiled: Callable[..., Any]
     """The same, as compilers know it."""
     writes: bool = False

@@ -145,11 +145,11 @@ class Storage(Idle):
         self.recipe: Recipe | None = None
         """How it can be made again; ``None``: it cannot."""
         self.recipe_version = 0
-        """Of the tensors that the recipe makes."""
+        """Version of the tensors that the recipe makes."""
         self.is_source = False
         """Something is made of it."""
         self._left_digest: Any = None
-        """Of a source that is away."""
+        """Digest of a source that is away."""
         self.is_reduced = False
         """Not all of its bits were kept while it was away."""
         self._kept: list[Saved] = []
@@ -339,7 +339,7 @@ class Saving:
 
     storage_type = Storage
     kind = "cpu"
-    """Of the pool's device, in PyTorch's words."""
+    """Kind of the pool's device, in PyTorch's words."""
     is_ours = staticmethod(operator.attrgetter("is_cpu"))
     """Tells whether a tensor is on the pool's device."""
     digest: Callable[[Any], Any] = staticmethod(digest_of)

@@ -29,7 +29,7 @@ class Passes(NamedTuple):
 
     saved_bytes: int
     flops: int
-    """Of both passes."""
+    """Both passes cost this."""
 
 
 def passes_of(function: Callable[..., Any], arguments: Sequence[Any], policy: str | None = None) -> Passes:

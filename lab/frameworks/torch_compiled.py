@@ -113,7 +113,7 @@ class Cut(NamedTuple):
     may_run: frozenset[Node]
     saved: list[Node]
     saved_bytes: int
-    """Of results; the inputs of the graph are there in any case."""
+    """Bytes of results. The inputs of the graph are there in any case."""
     again_cost: int
     """What runs again costs, as PyTorch estimates it."""
 
@@ -202,9 +202,9 @@ class Passes(NamedTuple):
 
     saved_bytes: int
     again_flops: int
-    """Of operations that both passes run."""
+    """Operations that both passes run cost this."""
     flops: int
-    """Of both passes, with those that run again."""
+    """Both passes cost this, with what runs again."""
 
 
 def passes_of(

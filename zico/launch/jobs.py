@@ -269,7 +269,7 @@ class Listener(Protocol):
 
 NOT_FOUND_CODE = 127
 NOT_EXECUTABLE_CODE = 126
-"""Both as in POSIX shells."""
+"""Both codes are those of POSIX shells."""
 
 Output = Callable[[str, Stream, list[bytes]], None]
 

@@ -32,7 +32,7 @@ _OUT_OF_MEMORY = re.compile(
     rb"|\bResourceExhaustedError\b|\bRESOURCE_EXHAUSTED\b|\bOOM when allocating\b"
     rb"|\bDefaultCPUAllocator: (?:can't allocate|not enough) memory\b|\bMemoryError\b|\bstd::bad_alloc\b"
 )
-"""As PyTorch, TensorFlow, JAX, CuPy, NumPy and C++ say it in a failed process's last lines."""
+"""PyTorch, TensorFlow, JAX, CuPy, NumPy and C++ say it so in a failed process's last lines."""
 
 
 def tells_out_of_memory(stream: Stream, lines: Iterable[bytes]) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PERIOD_S = 0.01
-"""Between two looks into the ring: it holds ten times what a job allocates in that time at its fastest."""
+"""Seconds between two looks into the ring. It holds ten times what a job allocates meanwhile at its fastest."""
 _END_S = 30.0
 
 
