@@ -75,7 +75,7 @@ class PoolFigures(PoolReport, frozen=True, kw_only=True):
     """Commands that ran there."""
     sum_of_job_peaks_bytes: int = 0
     jain_index: float | msgspec.UnsetType = msgspec.UNSET
-    """Jain's index of normalised throughputs: 1 if all are equal, 1/n if one has all. Left out where one is not known."""
+    """Jain's index of normalised throughputs: 1 if all are equal, 1/n if one has all. Left out where one is unknown."""
 
     @property
     def budget_then_bytes(self) -> int:
