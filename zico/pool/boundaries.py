@@ -32,7 +32,7 @@ from zico.pool.layout import (
 )
 from zico.pool.living import broker_is_gone
 from zico.pool.mutex import lock, unlock
-from zico.pool.regions import is_crowded, note_change, remaining_of, someone_else_grows_alone, stays_safe, tell
+from zico.pool.regions import is_crowded, remaining_of, someone_else_grows_alone, stays_safe, unlock_changed
 from zico.pool.results import ADMITTED, COMING, GIVES_WAY, INTERRUPTED, STAYS
 from zico.pool.waits import call_up, is_passed_over, wait, wake_job, word_address
 from zico.trace import profile
@@ -84,9 +84,7 @@ def finish_iteration(pool: Member, phase: int) -> bool:
     else:
         me.state = BOUNDARY
         _begin_to_wait(pool, me, now_ns)
-    wake, notify = note_change(header)
-    unlock(pool)
-    tell(pool, wake, notify)
+    unlock_changed(pool)
     if admitted and me.group != 0:
         _wake(pool, pool.job)
     return admitted
@@ -237,9 +235,7 @@ def pause(pool: Member, job: int, how: int) -> None:
         _end_wait(pool, record, monotonic_ns())
         call_up(record)  # so that it looks what it is to do
     record.paused = how
-    wake, notify = note_change(header_of(pool))
-    unlock(pool)
-    tell(pool, wake, notify)
+    unlock_changed(pool)
     _wake(pool, job)
 
 
@@ -253,21 +249,16 @@ def resume(pool: Member, job: int) -> None:
         record.paused = 0
         if record.state == BOUNDARY:
             _begin_to_wait(pool, record, monotonic_ns())
-    wake, notify = note_change(header_of(pool))
-    unlock(pool)
-    tell(pool, wake, notify)
+    unlock_changed(pool)
 
 
 @entry(MEMBER, int)
 def set_gate(pool: Member, until_ns: int) -> None:
     """Close the gate of this process's job until a time of the monotonic clock, or open it: 0."""
     keep_out_of_line()
-    header = header_of(pool)
     lock(pool)
     job_at(pool, pool.job).gate_ns = until_ns
-    wake, notify = note_change(header)
-    unlock(pool)
-    tell(pool, wake, notify)
+    unlock_changed(pool)
 
 
 @entry(MEMBER, int)
@@ -283,9 +274,7 @@ def join_group(pool: Member, group: int) -> None:
     for j in range(header.places):
         if groups.are_mates(pool, j, pool.job):
             me.round = max(me.round, job_at(pool, j).round)
-    wake, notify = note_change(header)
-    unlock(pool)
-    tell(pool, wake, notify)
+    unlock_changed(pool)
 
 
 @inlined

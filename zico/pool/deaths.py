@@ -28,7 +28,7 @@ from zico.pool.fences import overtake
 from zico.pool.layout import EMPTY, LEAVING, MEMBER, NOBODY, header_of, job_at, regions_of, waits_at_boundary
 from zico.pool.living import job_is_gone
 from zico.pool.mutex import append, disown, forget, lock, unlock
-from zico.pool.regions import note_change, tell
+from zico.pool.regions import note_change, tell, unlock_changed
 
 if TYPE_CHECKING:
     from zico.pool.layout import Header, Job, Member
@@ -58,9 +58,7 @@ def reap(pool: Member, job: int, lingers: int) -> int:
     keep_out_of_line()
     lock(pool)
     count = _reap(pool, job, lingers)
-    wake, notify = note_change(header_of(pool))
-    unlock(pool)
-    tell(pool, wake, notify)
+    unlock_changed(pool)
     return count
 
 
@@ -71,9 +69,7 @@ def _reap_if_gone(pool: Member, job: int) -> None:
     lock(pool)
     if job_is_gone(pool, job):
         _reap(pool, job, header_of(pool).on_timeline)
-    wake, notify = note_change(header_of(pool))
-    unlock(pool)
-    tell(pool, wake, notify)
+    unlock_changed(pool)
 
 
 @entry(MEMBER, int)
@@ -136,9 +132,7 @@ def leave(pool: Member, job: int) -> None:
         record.state = LEAVING
     if header.alone_job == job:
         header.alone_job = NOBODY
-    wake, notify = note_change(header)
-    unlock(pool)
-    tell(pool, wake, notify)
+    unlock_changed(pool)
 
 
 @entry(MEMBER, int)

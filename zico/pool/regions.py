@@ -507,10 +507,7 @@ def give_back(pool: Member, given: Array, n: int, fence: int) -> bool:
         append(header, regions, r)
     me.held -= n
     header.granted -= n
-    wake, notify = note_change(header)
-    unlock(pool)
-    tell(pool, wake, notify)
-    return wake
+    return unlock_changed(pool)
 
 
 @inlined
@@ -540,9 +537,7 @@ def give_back_unused(pool: Member, given: Array, n: int) -> None:
         append(header, regions, given[i])
     job_at(pool, pool.job).held -= n
     header.granted -= n
-    wake, notify = note_change(header)
-    unlock(pool)
-    tell(pool, wake, notify)
+    unlock_changed(pool)
 
 
 @compiled
@@ -550,9 +545,7 @@ def announce(pool: Member) -> None:
     """Wake whoever waits for memory: a grant may be possible that was not, although no region has come back."""
     keep_out_of_line()
     lock(pool)
-    wake, notify = note_change(header_of(pool))
-    unlock(pool)
-    tell(pool, wake, notify)
+    unlock_changed(pool)
 
 
 @inlined
@@ -574,6 +567,15 @@ def tell(pool: Member, wake: bool, notify: bool) -> None:  # noqa: FBT001 - two 
         write_bytes(pool.notify_fd, pool.one_address, 8)
 
 
+@inlined
+def unlock_changed(pool: Member) -> bool:
+    """Leave the mutex where a wait may have ended, and wake whose; tells whether a thread waits for memory."""
+    wake, notify = note_change(header_of(pool))
+    unlock(pool)
+    tell(pool, wake, notify)
+    return wake
+
+
 # -- the budget while jobs run ---------------------------------------------------------------------
 
 
@@ -587,9 +589,7 @@ def set_budget(pool: Member, regions: int) -> None:
     for j in range(header.places):
         job = job_at(pool, j)
         job.promised = max(job.promised, cap_of(pool, job))
-    wake, notify = note_change(header)
-    unlock(pool)
-    tell(pool, wake, notify)
+    unlock_changed(pool)
 
 
 @entry(MEMBER, int, int)
@@ -600,9 +600,7 @@ def set_limit(pool: Member, job: int, regions: int) -> None:
     record = job_at(pool, job)
     record.limit = regions
     record.promised = max(record.promised, cap_of(pool, record))
-    wake, notify = note_change(header_of(pool))
-    unlock(pool)
-    tell(pool, wake, notify)
+    unlock_changed(pool)
 
 
 @entry(MEMBER, int)
