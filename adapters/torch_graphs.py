@@ -10,7 +10,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from zico.heap.cuda import captures
-from zico.heap.layout import MAX_GRAPH_POOLS
+from zico.heap.cuda.layout import MAX_GRAPH_POOLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -41,7 +41,7 @@ from zico.adapters import torch_graphs
 from zico.base.errors import HookError
 from zico.base.saying import inform
 from zico.heap.cuda import captures, on_stream
-from zico.heap.layout import PIECE, PieceState
+from zico.heap.cuda.layout import PIECE, PieceState
 from zico.job import autoload
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from twin_device import MIB, TwinDevice
 from zico.heap.build import Heap
 from zico.heap.cuda import captures, hooks, on_stream
 from zico.heap.cuda.contents import HELD, LIVES, contents
-from zico.heap.layout import HEAP, HEAP_RECORD, MAX_GRAPH_POOLS, PIECE, PieceState
+from zico.heap.cuda.layout import MAX_GRAPH_POOLS, PIECE, PieceState
+from zico.heap.layout import HEAP, HEAP_RECORD
 from zico.job.device_timeline import DeviceTimeline
 from zico.pool.table import PoolTable
 

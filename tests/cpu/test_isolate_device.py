@@ -17,8 +17,9 @@ from timeline_machine import HeapTimelineMachine
 from zico.base.errors import ConfigError
 from zico.heap.build import Heap
 from zico.heap.cuda import on_stream
+from zico.heap.cuda.layout import GUARD
 from zico.heap.cuda.timeline import Timeline
-from zico.heap.layout import GUARD, HEAP
+from zico.heap.layout import HEAP
 from zico.pool.fences import VALUE_BITS
 from zico.pool.layout import NOBODY
 

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from software_device import SoftwareDevice
 
 from zico.heap.cuda import on_stream
-from zico.heap.layout import CHUNK, CHUNK_BYTES, GRANULE_BYTES, MAX_CHUNKS, UNIT_SIZES
+from zico.heap.cuda.layout import CHUNK, CHUNK_BYTES, MAX_CHUNKS, UNIT_SIZES
+from zico.heap.layout import GRANULE_BYTES
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
 

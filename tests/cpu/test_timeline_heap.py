@@ -15,7 +15,7 @@ from timeline_machine import HeapTimelineMachine
 
 from zico.heap import allocator
 from zico.heap.cuda import on_stream
-from zico.heap.layout import CHUNK_BYTES, MAX_DEFERRED
+from zico.heap.cuda.layout import CHUNK_BYTES, MAX_DEFERRED
 
 HeapTimelineMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
 TestHeapTimeline = HeapTimelineMachine.TestCase

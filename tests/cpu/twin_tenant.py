@@ -17,7 +17,8 @@ from zico.device.cuda.managed import allocate
 from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.cuda import on_stream, slab
-from zico.heap.layout import GRANULE_BYTES, HEAP, UNIT_SIZES
+from zico.heap.cuda.layout import UNIT_SIZES
+from zico.heap.layout import GRANULE_BYTES, HEAP
 from zico.job.device_timeline import DeviceTimeline
 from zico.pool.table import PoolTable
 

@@ -26,9 +26,19 @@ from numba import types
 from zico.base.compiled import call, callback, compiled, inlined, keep_in_line, keep_out_of_line, record_at
 from zico.device import host
 from zico.device.mapping import discard_piece, map_pages, map_piece, open_pieces, unmap_piece
-from zico.device.record import DEVICE
 from zico.heap import evicting
-from zico.heap.layout import HEAP, PRIVATE, SPILL, job_of, pool_of, slots_of, wanted_here, wanted_of
+from zico.heap.layout import (
+    HEAP,
+    PRIVATE,
+    SPILL,
+    device_of,
+    job_of,
+    pool_of,
+    slot_address,
+    slots_of,
+    wanted_here,
+    wanted_of,
+)
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY
@@ -120,11 +130,11 @@ def _map_slot(heap: HeapRecord, slot: int) -> bool:
     region = slots[slot].region
     was_mapped = int(slots[slot].mapped != NOBODY)
     slots[slot].mapped = NOBODY
-    device = record_at(heap.backing.device_address, DEVICE)
-    if not map_piece(device, address_of(heap, slot), region, was_mapped):
+    device = device_of(heap)
+    if not map_piece(device, slot_address(heap, slot), region, was_mapped):
         return False
     if regions.has_pages(pool_of(heap), region):
-        map_pages(device, address_of(heap, slot))
+        map_pages(device, slot_address(heap, slot))
     slots[slot].mapped = region
     job_of(heap).maps += 1
     return True
@@ -133,8 +143,8 @@ def _map_slot(heap: HeapRecord, slot: int) -> bool:
 @inlined
 def _open_slots(heap: HeapRecord, first: int, end: int) -> bool:
     """Open the slots from ``first`` to before ``end``, which are mapped; unmap them all if the device refuses."""
-    device = record_at(heap.backing.device_address, DEVICE)
-    if open_pieces(device, address_of(heap, first), end - first):
+    device = device_of(heap)
+    if open_pieces(device, slot_address(heap, first), end - first):
         return True
     _unmap_slots(heap, first, end)
     return False
@@ -145,14 +155,8 @@ def _unmap_slots(heap: HeapRecord, first: int, end: int) -> None:
     """Unmap the slots from ``first`` to before ``end``, each by itself: an unmap names exactly one mapping."""
     keep_out_of_line()
     for slot in range(first, end):
-        unmap_piece(record_at(heap.backing.device_address, DEVICE), address_of(heap, slot))
+        unmap_piece(device_of(heap), slot_address(heap, slot))
         slots_of(heap)[slot].mapped = NOBODY
-
-
-@inlined
-def address_of(heap: HeapRecord, slot: int) -> int:
-    """Return where a slot begins."""
-    return heap.base + (slot << heap.region_shift)
 
 
 @inlined
@@ -217,7 +221,7 @@ def _back_from_file(heap: HeapRecord, first: int, last: int) -> int:
         return NEVER_FITS
     for slot in range(first, last + 1):
         if slots[slot].mapped == NOBODY:
-            address = address_of(heap, slot)
+            address = slot_address(heap, slot)
             at = (slot - spill_slot) << heap.region_shift
             arguments = (address, length, _PROTECTION, _SHARED_FIXED, heap.spill.fd, at)
             if call(heap.spill.map_address, arguments) != address:
@@ -288,7 +292,7 @@ def _scrub(heap: HeapRecord, first: int, last: int) -> bool:
         i += 1
         slots[slot].region = region
         if regions.has_others_bytes(pool, region):
-            if not discard_piece(record_at(heap.backing.device_address, DEVICE), region):
+            if not discard_piece(device_of(heap), region):
                 return False
             regions.note_emptied(pool, region)
             heap.scrubbing.scrubs += 1
@@ -305,7 +309,7 @@ def _unmap_and_return(heap: HeapRecord, first: int, last: int) -> None:
     for slot in range(first, last + 1):
         if slots[slot].live == 0 and slots[slot].region >= 0:  # else it was evicted
             there = slots[slot].mapped != NOBODY
-            if not there or unmap_piece(record_at(heap.backing.device_address, DEVICE), address_of(heap, slot)):
+            if not there or unmap_piece(device_of(heap), slot_address(heap, slot)):
                 slots[slot].mapped = NOBODY
                 given[n] = slots[slot].region
                 n += 1

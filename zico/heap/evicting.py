@@ -35,12 +35,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from zico.base.compiled import call, compiled, inlined, keep_out_of_line, record_at
+from zico.base.compiled import call, compiled, inlined, keep_out_of_line
 from zico.base.libc import monotonic_ns, private_lock, private_unlock
 from zico.device.mapping import detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
-from zico.device.record import DEVICE
 from zico.heap import signals
-from zico.heap.layout import PRIVATE, STATE_AWAY, job_of, pool_of, slots_of, wanted_of
+from zico.heap.layout import PRIVATE, STATE_AWAY, device_of, job_of, pool_of, slot_address, slots_of, wanted_of
 from zico.pool import regions, still, waits
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NO_MORE, NOBODY
@@ -57,11 +56,6 @@ OWNED = 1
 SHARED = 0
 _SPARE_SHIFT = 1
 """At most half of the machine's free memory is taken: running out kills somebody."""
-
-
-@inlined
-def _address_of(heap: HeapRecord, slot: int) -> int:
-    return heap.base + (slot << heap.region_shift)
 
 
 # -- out of the budget -----------------------------------------------------------------------------
@@ -103,7 +97,7 @@ def room(heap: HeapRecord, me: Job) -> int:
     limit_bytes = (
         heap.spill.limit_bytes - heap.spill.live_bytes - ((me.evicted + heap.optimizer.away) << heap.region_shift)
     )
-    spare_bytes = free_bytes(record_at(heap.backing.device_address, DEVICE)) >> _SPARE_SHIFT
+    spare_bytes = free_bytes(device_of(heap)) >> _SPARE_SHIFT
     return max(min(limit_bytes, spare_bytes), 0) >> heap.region_shift
 
 
@@ -157,14 +151,14 @@ def part(heap: HeapRecord, first: int, end: int, most: int, kind: int, instead: 
 @inlined
 def _part(heap: HeapRecord, slot: int) -> bool:
     """Let no page of a slot depend on its region; false: some may, and the region must stay."""
-    device = record_at(heap.backing.device_address, DEVICE)
+    device = device_of(heap)
     slots = slots_of(heap)
     if slots[slot].mapped != PRIVATE:
         region: int = np.int64(slots[slot].region)  # type: ignore[assignment]  # bytes need 64 bits
-        if not detach_piece(device, _address_of(heap, slot), region):
+        if not detach_piece(device, slot_address(heap, slot), region):
             return False
         slots[slot].mapped = PRIVATE
-    return own_pages(device, _address_of(heap, slot))
+    return own_pages(device, slot_address(heap, slot))
 
 
 # -- when nobody moves -----------------------------------------------------------------------------
@@ -227,7 +221,7 @@ def take_back(heap: HeapRecord, me: Job) -> bool:
         region: int = np.int64(granted[i])  # type: ignore[assignment]  # bytes need 64 bits
         if not regions.has_pages(pool, region):
             continue
-        if not discard_piece(record_at(heap.backing.device_address, DEVICE), region):
+        if not discard_piece(device_of(heap), region):
             me.evicted += n
             regions.give_back_unused(pool, granted, n)
             return False
@@ -239,6 +233,23 @@ def take_back(heap: HeapRecord, me: Job) -> bool:
             i += 1
     heap.wait.return_until_ns = 0
     return True
+
+
+@compiled
+def drop(heap: HeapRecord, me: Job, slot: int) -> bool:
+    """Let the private pages of an empty slot go; tells whether it has a region, which has to go back, too."""
+    keep_out_of_line()
+    slots = slots_of(heap)
+    if unmap_piece(device_of(heap), slot_address(heap, slot)):  # else the next mapping does it
+        slots[slot].mapped = NOBODY
+    region = slots[slot].region
+    if region == STATE_AWAY:
+        heap.optimizer.away -= 1
+        heap.optimizer.lacking = min(heap.optimizer.lacking, heap.optimizer.away)
+        slots[slot].region = NOBODY
+    elif region == NOBODY:
+        me.evicted -= 1
+    return region >= 0
 
 
 @compiled
@@ -303,22 +314,3 @@ def sleep(heap: HeapRecord, words: Words) -> bool:
         signals.handle(heap)
     private_lock(heap.mutex_address)
     return interrupted
-
-
-@compiled
-def drop(heap: HeapRecord, me: Job, slot: int) -> bool:
-    """Let the private pages of an empty slot go; tells whether it has a region, which has to go back, too."""
-    keep_out_of_line()
-    slots = slots_of(heap)
-    if unmap_piece(
-        record_at(heap.backing.device_address, DEVICE), _address_of(heap, slot)
-    ):  # else the next mapping does it
-        slots[slot].mapped = NOBODY
-    region = slots[slot].region
-    if region == STATE_AWAY:
-        heap.optimizer.away -= 1
-        heap.optimizer.lacking = min(heap.optimizer.lacking, heap.optimizer.away)
-        slots[slot].region = NOBODY
-    elif region == NOBODY:
-        me.evicted -= 1
-    return region >= 0

@@ -40,7 +40,7 @@ from zico.base.libc import monotonic_ns, private_lock, private_unlock
 from zico.base.records import I2, I4, I8, Record, dtype_of
 from zico.device import host
 from zico.device.mapping import address_of
-from zico.heap.layout import HEAP, Attached, slots_of
+from zico.heap.layout import HEAP, Attached, slot_address, slots_of
 from zico.heap.reclaim import this_thread
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def _copy_slots(fork: ForkRecord, heap: HeapRecord) -> int:
         while slot < n_slots and slots[slot].live > 0:
             slot += 1
         if slot > first:
-            status = _copy(fork, heap.base + (first << heap.region_shift), (slot - first) << heap.region_shift)
+            status = _copy(fork, slot_address(heap, first), (slot - first) << heap.region_shift)
             if status != 0:
                 return status
         slot += 1

@@ -22,8 +22,7 @@ from zico.base.compiled import array_at, callback, inlined, record_at, release_f
 from zico.base.libc import futex_wait, monotonic_ns, write_bytes
 from zico.device import host
 from zico.device.mapping import discard_piece
-from zico.device.record import DEVICE
-from zico.heap.layout import HEAP, job_of, pool_of, slots_of, wanted_of
+from zico.heap.layout import HEAP, device_of, job_of, pool_of, slots_of, wanted_of
 from zico.paging.page_table import LEAST, PAGE_TABLE, RING, State, birth_of, death_of
 from zico.pool import regions
 from zico.pool.layout import NOBODY, cap_of, header_of
@@ -65,7 +64,7 @@ def _let_count(heap: HeapRecord, n: int) -> int:
         region: int = np.int64(granted[i])  # type: ignore[assignment]  # bytes need 64 bits
         if not regions.has_pages(pool_of(heap), region):
             continue
-        if not discard_piece(record_at(heap.backing.device_address, DEVICE), region):
+        if not discard_piece(device_of(heap), region):
             regions.give_back_unused(pool_of(heap), granted, n)
             return NEVER_FITS
         regions.note_emptied(pool_of(heap), region)

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from zico.base.compiled import interpreted
 from zico.base.errors import DriverError
-from zico.heap.layout import MAIN, STREAM
+from zico.heap.cuda.layout import STREAM
+from zico.heap.layout import MAIN
 from zico.kernels.launch import WORD_BYTES
 from zico.pool.fences import NO_FENCE, slot_in, value_in
 

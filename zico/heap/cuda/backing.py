@@ -40,11 +40,11 @@ from numba import types
 
 from zico.base.compiled import array_at, callback, compiled, inlined, keep_out_of_line, record_at
 from zico.device.mapping import map_pinned, unmap_piece, unmap_pinned
-from zico.device.record import DEVICE
 from zico.heap import evicting
-from zico.heap.backing import address_of, map_slots
+from zico.heap.backing import map_slots
 from zico.heap.cuda import on_stream, streams
-from zico.heap.layout import GUARD, HEAP, job_of, pool_of, slot_at, slots_of, wanted_of
+from zico.heap.cuda.layout import GUARD
+from zico.heap.layout import HEAP, device_of, job_of, pool_of, slot_address, slot_at, slots_of, wanted_of
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE, has_passed
 from zico.pool.layout import NOBODY
@@ -52,7 +52,8 @@ from zico.pool.results import BEHIND, GRANTED, MUST_WAIT, NEVER_FITS
 
 if TYPE_CHECKING:
     from zico.base.records import Records
-    from zico.heap.layout import Guard, HeapRecord
+    from zico.heap.cuda.layout import Guard
+    from zico.heap.layout import HeapRecord
 
 
 # -- mappings that must go -------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def _unmap(heap: HeapRecord, slot: int, fence: int) -> bool:
     if slots[slot].mapped != NOBODY:
         if not has_passed(pool_of(heap), fence):
             return False
-        if not unmap_piece(record_at(heap.backing.device_address, DEVICE), address_of(heap, slot)):
+        if not unmap_piece(device_of(heap), slot_address(heap, slot)):
             return False
         slots[slot].mapped = NOBODY
     return True
@@ -165,7 +166,7 @@ def _scrub(heap: HeapRecord, first: int, last: int, stream_slot: int) -> bool:
     pool = pool_of(heap)
     for slot in range(first, last + 1):
         if slots[slot].live == 0 and regions.has_others_bytes(pool, slots[slot].region):
-            if not streams.scrub(heap, stream_slot, address_of(heap, slot)):
+            if not streams.scrub(heap, stream_slot, slot_address(heap, slot)):
                 return False
             regions.note_scrubbed(pool, slots[slot].region)
     return True
@@ -245,7 +246,7 @@ def _handles_of(heap: HeapRecord) -> Array:
 def _map(heap: HeapRecord, slot: int) -> bool:
     """Map new memory behind a slot of which nothing is mapped; false if the driver refuses."""
     keep_out_of_line()
-    handle = map_pinned(record_at(heap.backing.device_address, DEVICE), address_of(heap, slot))
+    handle = map_pinned(device_of(heap), slot_address(heap, slot))
     if handle == 0:
         return False
     _handles_of(heap)[slot] = handle
@@ -259,7 +260,7 @@ def _unmap_pinned(heap: HeapRecord, slot: int) -> None:
     """Give the memory behind an empty slot back; what the driver does not unmap stays, for the next tensor there."""
     keep_out_of_line()
     handle: int = np.int64(_handles_of(heap)[slot])  # type: ignore[assignment]  # one type for compiled code
-    if handle != 0 and unmap_pinned(record_at(heap.backing.device_address, DEVICE), address_of(heap, slot), handle):
+    if handle != 0 and unmap_pinned(device_of(heap), slot_address(heap, slot), handle):
         _handles_of(heap)[slot] = 0
         slots_of(heap)[slot].mapped = NOBODY
         heap.spill.live_bytes -= 1 << heap.region_shift

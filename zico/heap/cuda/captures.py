@@ -39,14 +39,16 @@ from zico.base.libc import private_lock, private_unlock
 from zico.heap import backing, free_list
 from zico.heap.allocator import LARGEST
 from zico.heap.cuda import graph_pools, on_stream, streams
-from zico.heap.layout import HEAP, PIECE, UNIT_STEP_BYTES, job_of
+from zico.heap.cuda.layout import PIECE, UNIT_STEP_BYTES
+from zico.heap.layout import HEAP, job_of
 from zico.heap.reclaim import this_thread
 from zico.pool.layout import NOBODY
 from zico.pool.results import NEVER_FITS, NOTHING
 
 if TYPE_CHECKING:
     from zico.base.records import Records
-    from zico.heap.layout import HeapRecord, Piece
+    from zico.heap.cuda.layout import Piece
+    from zico.heap.layout import HeapRecord
 
 SEGMENT_BYTES = 2 << 20
 """What sizes of segments are multiples of, as PyTorch's are for large requests (``kRoundLarge``)."""

@@ -20,17 +20,8 @@ from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
 from zico.base.libc import private_lock, private_unlock
 from zico.base.records import I8, Record, dtype_of
 from zico.heap.cuda import graph_pools, on_stream, slab, streams
-from zico.heap.layout import (
-    CHUNK_BYTES,
-    FREED,
-    GRANULE_BYTES,
-    GRANULE_SHIFT,
-    HEAP,
-    UNIT_LIVES,
-    block_at,
-    slot_at,
-    slots_of,
-)
+from zico.heap.cuda.layout import CHUNK_BYTES, FREED, UNIT_LIVES
+from zico.heap.layout import GRANULE_BYTES, GRANULE_SHIFT, HEAP, block_at, slot_at, slots_of
 from zico.pool.layout import NOBODY
 
 if TYPE_CHECKING:

@@ -28,13 +28,15 @@ from typing import TYPE_CHECKING
 
 from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line
 from zico.heap import placing
-from zico.heap.layout import GRAPH_POOL, MAX_GRAPH_POOLS, MAX_PIECES, PIECE, PieceState, block_at
+from zico.heap.cuda.layout import GRAPH_POOL, MAX_GRAPH_POOLS, MAX_PIECES, PIECE, PieceState
+from zico.heap.layout import block_at
 from zico.pool.layout import NOBODY
 from zico.pool.results import KEPT, NOTHING
 
 if TYPE_CHECKING:
     from zico.base.records import Records
-    from zico.heap.layout import GraphPool, HeapRecord, Piece
+    from zico.heap.cuda.layout import GraphPool, Piece
+    from zico.heap.layout import HeapRecord
 
 _FREE = int(PieceState.FREE)
 _LIVES = int(PieceState.LIVES)

@@ -41,7 +41,7 @@ from zico.base.records import I8, Record, dtype_of
 from zico.device.mapping import move
 from zico.device.record import Mover
 from zico.heap.cuda import on_stream, slab, streams
-from zico.heap.layout import HEAP, MAIN, block_at, job_of, pool_of, slots_of, wanted_of
+from zico.heap.layout import HEAP, MAIN, block_at, job_of, pool_of, slot_address, slots_of, wanted_of
 from zico.paging.layout import INACTIVE, NONE, PAGING, RESIDENT
 from zico.paging.needed_next import choose_victim, choose_victim_ahead, next_prefetch, note_execution, note_fault
 from zico.paging.residency import block_at as known_at
@@ -130,7 +130,7 @@ def _follow(heap: HeapRecord, managed: ManagedRecord) -> None:
 @inlined
 def _order(heap: HeapRecord, first: int, n: int, location: int) -> bool:
     """Order a run of blocks to a place."""
-    address = heap.base + (first << heap.region_shift)
+    address = slot_address(heap, first)
     if move(heap.managed_address + MOVER_OFFSET, address, n << heap.region_shift, location):
         return True
     heap.streams.failures += 1

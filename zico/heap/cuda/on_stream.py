@@ -20,23 +20,25 @@ from zico.base.libc import private_lock, private_unlock
 from zico.heap import backing, free_list, history, placing, reclaim
 from zico.heap.allocator import LARGEST, address_of, count, record_held, serve
 from zico.heap.cuda import graph_pools, slab, streams
-from zico.heap.cuda.streams import NO_SLOT
-from zico.heap.layout import (
+from zico.heap.cuda.layout import (
     CHUNK_BYTES,
     DEFERRED,
-    EXTRA,
     FREED,
+    MAX_DEFERRED,
+    OTHER_STREAM,
+    UNIT_LIVES,
+    UNIT_STEP_BYTES,
+    USES,
+)
+from zico.heap.cuda.streams import NO_SLOT
+from zico.heap.layout import (
+    EXTRA,
     GRANULE_BYTES,
     GRANULE_SHIFT,
     HEAP,
     MAIN,
-    MAX_DEFERRED,
     NO_TENSOR,
-    OTHER_STREAM,
     SPILL,
-    UNIT_LIVES,
-    UNIT_STEP_BYTES,
-    USES,
     block_at,
     job_of,
     pool_of,
@@ -54,7 +56,8 @@ from zico.trace import ring
 from zico.trace.events import NO_NAME
 
 if TYPE_CHECKING:
-    from zico.heap.layout import Deferred, HeapRecord
+    from zico.heap.cuda.layout import Deferred
+    from zico.heap.layout import HeapRecord
     from zico.pool.layout import Job
 
 

@@ -16,7 +16,8 @@ from zico.base.compiled import callback, record_at, symbol_address
 from zico.base.libc import private_lock, private_unlock
 from zico.heap import layout
 from zico.heap.cuda import on_stream, streams
-from zico.heap.layout import HEAP, OTHER_STREAM, Attached
+from zico.heap.cuda.layout import OTHER_STREAM
+from zico.heap.layout import HEAP, Attached
 
 LEGACY_STREAM = 0
 """The handle of a context's default stream."""

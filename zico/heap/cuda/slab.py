@@ -15,13 +15,14 @@ import numpy as np
 
 from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line, record_at
 from zico.heap import placing
+from zico.heap.cuda.layout import CHUNK, CHUNK_BYTES, CHUNK_SHIFT, MAX_CHUNKS, UNIT_LIVES, UNIT_SIZES, UNIT_STEP_BYTES
 from zico.heap.cuda.streams import stream_at
-from zico.heap.layout import CHUNK, CHUNK_BYTES, CHUNK_SHIFT, MAX_CHUNKS, UNIT_LIVES, UNIT_SIZES, UNIT_STEP_BYTES
 from zico.pool.layout import NOBODY
 from zico.pool.results import NOTHING
 
 if TYPE_CHECKING:
-    from zico.heap.layout import Chunk, HeapRecord, Stream
+    from zico.heap.cuda.layout import Chunk, Stream
+    from zico.heap.layout import HeapRecord
 
 MOST_BYTES = UNIT_SIZES[-1]
 """The largest tensor that gets a unit."""

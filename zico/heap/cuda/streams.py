@@ -67,14 +67,16 @@ from typing import TYPE_CHECKING, Any
 
 from zico.base.compiled import call, compiled, inlined, keep_out_of_line, record_at
 from zico.base.libc import monotonic_ns, sleep_for
+from zico.heap.cuda.layout import STREAM
 from zico.heap.free_list import gaps_of
-from zico.heap.layout import MAIN, SPILL, STREAM, arena_of, pool_of
+from zico.heap.layout import MAIN, SPILL, arena_of, pool_of
 from zico.pool import regions
 from zico.pool.fences import at, counters_of, fence_of, has_passed, issued_of, pair_of
 from zico.pool.layout import COUNTER_BYTES, EMPTY, NOBODY, STREAMS, header_of, job_at
 
 if TYPE_CHECKING:
-    from zico.heap.layout import HeapRecord, Stream
+    from zico.heap.cuda.layout import Stream
+    from zico.heap.layout import HeapRecord
     from zico.pool.layout import Member
 
 NO_SLOT = STREAMS

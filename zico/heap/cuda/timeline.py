@@ -12,11 +12,10 @@ import numpy as np
 
 from zico.base.errors import ConfigError, DriverError
 from zico.base.units import GIB
-from zico.heap.layout import (
+from zico.heap.cuda.layout import (
     CHUNK,
     CHUNK_SHIFT,
     DEFERRED,
-    GRANULE_SHIFT,
     GRAPH_POOL,
     GUARD,
     MAX_CHUNKS,
@@ -27,6 +26,7 @@ from zico.heap.layout import (
     STREAM,
     USES,
 )
+from zico.heap.layout import GRANULE_SHIFT
 from zico.pool.layout import NOBODY, STREAMS
 
 if TYPE_CHECKING:
