@@ -299,6 +299,42 @@ def test_numba_alone_does_as_well(made: Callable[[str], ModuleType], cache: Path
     assert list(cache.rglob("*.nbi"))
 
 
+def test_numba_alone_keeps_what_waits(made: Callable[[str], ModuleType], cache: Path, tmp_path: Path) -> None:
+    """Numba keeps a wait although its loop is given functions: the loop is a part of what calls it."""
+    made("""
+        from zico.base.compiled import compiled
+        from zico.pool import waits
+        from zico.pool.results import ADMITTED
+
+        @compiled
+        def begin(pool, what):
+            return what
+
+        @compiled
+        def look(pool, what, look):
+            return ADMITTED, False
+
+        @compiled
+        def sleep(pool, word):
+            return False
+
+        @compiled
+        def waited(pool):
+            return waits.wait(pool, pool, 0, begin, look, sleep)
+        """)
+    name = next(tmp_path.glob("made_*.py")).stem
+    script = f"""
+        import os
+        os.environ["ZICO_COMPILER"] = "numba"
+        import {name} as module
+        from zico.base.programs import argument
+        from zico.pool.layout import MEMBER
+        module.waited.compile((argument(MEMBER),))
+    """
+    assert printed(script, tmp_path) == ""
+    assert list(cache.rglob("*waited*.nbi"))
+
+
 def test_programs_of_several_modules_have_all_their_entries() -> None:
     """Each module that a group names exists and has entries; a forgotten one would be compiled for nobody."""
     for name, modules in programs.GROUPS.items():

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from zico.base.compiled import compiled, inlined, keep_out_of_line
+from zico.base.compiled import compiled, inlined, keep_in_line, keep_out_of_line
 from zico.base.libc import futex_wait, futex_wake_all, monotonic_ns
 from zico.pool import groups, profiles, still
 from zico.pool.deaths import reap_dead
@@ -117,7 +117,7 @@ def wait(
     Returns:
         What the last look has found.
     """
-    keep_out_of_line()
+    keep_in_line()  # else Numba would not keep what calls it: a function that is passed is an address
     began_ns = still_since_ns = monotonic_ns()
     number = vain_since_ns = asked_ns = 0
     before = -1
