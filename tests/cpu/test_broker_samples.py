@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.broker.accounting import History
+from zico.broker.samples import History
 
 rows = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 1000), st.dictionaries(st.integers(0, 9), st.integers(0, 50))),

@@ -24,6 +24,7 @@ from zico.broker.admission import admit_all
 from zico.broker.changes import carry_out, concerned, refusal
 from zico.broker.devices import HOST_DEVICE
 from zico.broker.operating_points import Savings
+from zico.broker.paging import Paging
 from zico.broker.planning import Planning
 from zico.broker.protocol import messages as m
 from zico.broker.saving import MODES, served_on
@@ -294,8 +295,6 @@ class PoolManager:
         Returns:
             Why that cannot be, empty if it is so.
         """
-        from zico.broker.members import Paging
-
         if member.paging is not None or not member.process.pid:
             close_descriptors(descriptors)
             return "its pages are served already" if member.paging else "its process has no number here"
