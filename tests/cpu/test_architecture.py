@@ -179,6 +179,25 @@ def test_one_module_starts_interpreters(tmp_path: Path) -> None:
         assert interpreters(guilty) == [1]
 
 
+def waiting_loops(path: Path) -> set[str]:
+    """Return the functions of a file that sleep in a loop of theirs."""
+    found = set()
+    for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, ast.FunctionDef):
+            loops = [node for node in ast.walk(function) if isinstance(node, ast.While | ast.For)]
+            calls = {ast.unparse(node.func) for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call)}
+            if any("sleep" in call or call == "futex_wait" for call in calls):
+                found.add(f"{path.relative_to(ROOT)}:{function.name}")
+    return found
+
+
+def test_a_jobs_threads_wait_in_one_loop() -> None:
+    """Waits for memory and at boundaries are one loop; marks for others and a fork have their own."""
+    loops = {one for path in source_files(("zico/pool", "zico/heap")) for one in waiting_loops(path)}
+    own = {"zico/heap/cuda/on_stream.py:progress_thread", "zico/heap/paged.py:hold"}
+    assert loops == {"zico/pool/waits.py:wait", *own}
+
+
 def test_only_one_module_makes_consoles() -> None:
     """Everywhere else a name with brackets would be markup to rich."""
     makers = {"rich.console.Console", "rich.print", "rich.markup.render"}
