@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.base.errors import ProblemError
-from zico.scheduler.group_schedule import best, cell_length_ns, cells_for
-from zico.scheduler.pair_schedule import NO_ARC
+from zico.scheduler.best_schedule import best_run, cell_length_ns, cells_for, graph
+from zico.scheduler.cycles import NO_ARC
 from zico.scheduler.shares import floors, worths
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from zico.scheduler.group_schedule import Cells
+    from zico.scheduler.best_schedule import Cells
     from zico.scheduler.simulate import Load
 
     Floats = NDArray[np.float64]
@@ -92,21 +92,23 @@ def _mixed(one: Possible, fairer: Possible, owed: Floats) -> Possible:
 
 def _best(cells: Cells, budget: int, worth: Floats, slowdown: Sequence[float]) -> Possible | None:
     """Return the best cycle when each job's work counts that much."""
-    arcs, chosen = best(cells, budget, worth, slowdown, any_wait=True)
+    arcs = graph(cells, budget, any_wait=True)
+    chosen, _ratio = best_run(arcs, worth, slowdown)
     return None if chosen[0] == NO_ARC else _along(cells, arcs, chosen, slowdown)
 
 
 def _along(cells: Cells, arcs: NDArray[np.int64], chosen: NDArray[np.int8], slowdown: Sequence[float]) -> Possible:
     """Follow the chosen arcs from the boundaries of all into their cycle, and once round it."""
     n, full = len(cells.n), (1 << len(cells.n)) - 1
+    level, before = cells.rows[:2]
     seen: dict[int, int] = {}
     steps: list[tuple[NDArray[np.int64], int]] = []
     node = 0
     while node not in seen:
         seen[node] = len(steps)
-        goes = full - int(chosen[node]) >> np.arange(n) & 1
+        goes = full - int(chosen[node]) >> np.arange(n)[::-1] & 1
         at = np.array(np.unravel_index(node, tuple(cells.n)))
-        held = np.where(goes, cells.level[np.arange(n), at], cells.before[np.arange(n), at])
+        held = np.where(goes, level[np.arange(n), at], before[np.arange(n), at])
         steps.append((goes, int(held.sum())))
         node = int(arcs[node, chosen[node]])
     cycle = steps[seen[node] :]

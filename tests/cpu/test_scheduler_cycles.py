@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zico.scheduler.pair_schedule import NO_ARC, best_arcs, prune
+from zico.scheduler.cycles import NO_ARC, best_arcs, prune
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,13 +15,13 @@ from scheduler_views import in_pool, keeping, lending
 
 from zico.pool.layout import JobState
 from zico.pool.rules import STILL_ITERATIONS, STILL_NS
+from zico.scheduler.best_schedule import best_run, bit_of, cells_for, graph
 from zico.scheduler.packed import Compiled
-from zico.scheduler.pair_schedule import FIRST, SECOND
 from zico.scheduler.plan import PLAN, Way, decide
 from zico.scheduler.plan_search import Plan, plan
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import GUARD
-from zico.scheduler.simulate import Simulation
+from zico.scheduler.simulate import Simulation, load_of
 from zico.scheduler.state import Decision, JobView, PoolView, Start, Wait
 
 if TYPE_CHECKING:
@@ -211,9 +211,12 @@ def test_a_pairs_plan_is_for_that_pair() -> None:
     found = plan(pool)
     assert isinstance(found, Plan)
     learnt = found.record[0]["learnt"]
-    assert learnt["ways"][0]["way"] == Way.PAIR
+    assert learnt["ways"][0]["way"] == Way.SCHEDULE
     assert learnt["jobs"][: learnt["n_jobs"]].tolist() == [5, 6]
-    assert found.mean == pytest.approx(found.record[0]["pairs"][0]["mean"], abs=ROUNDING)
+    loads = [load_of(job, job.profile) for job in pool.jobs if job.profile is not None]
+    cells = cells_for(loads, int(found.record[0]["best"]["cell_ns"]))
+    _chosen, ratio = best_run(graph(cells, pool.budget, any_wait=False), np.full(2, 0.5), (1.0,))
+    assert found.mean == pytest.approx(ratio[0], abs=ROUNDING)
     other = dataclasses.replace(pool, jobs=(pool.jobs[0], dataclasses.replace(pool.jobs[1], job=9)), plan=found)
     mine = dataclasses.replace(pool, plan=found)
     assert decisions_along(ZICO, other) == decisions_along(SHIFT, pool)
@@ -232,25 +235,40 @@ def decisions_along(policy: CompiledPolicy, pool: PoolView) -> list[str]:
     return said
 
 
-def paired(cell_ns: int, *, alone: int) -> Plan:
-    """Return a plan for jobs 0 and 1 by which one alone goes on for ever, unless the other is owed something."""
+def starving(n: int, cell_ns: int, last: int) -> Plan:
+    """Return a plan for the first jobs by which all but one go on for ever, unless that one alone is owed something."""
     record = np.zeros(1, PLAN)
-    learnt, pair = record[0]["learnt"], record[0]["pairs"][0]
-    learnt["n_jobs"], learnt["jobs"][:2] = 2, (0, 1)
-    learnt["n_ways"], learnt["ways"][0]["way"] = 1, Way.PAIR
-    pair["cell_ns"], pair["n_cells"] = cell_ns, (4, 4)
-    pair["actions"] = alone
-    pair["actions"][FIRST + SECOND - alone] = FIRST + SECOND - alone
+    learnt, best = record[0]["learnt"], record[0]["best"]
+    learnt["n_jobs"], learnt["jobs"][:n] = n, range(n)
+    learnt["n_ways"], learnt["ways"][0]["way"] = 1, Way.SCHEDULE
+    best["cell_ns"], best["n_cells"][:n] = cell_ns, 4
+    best["actions"] = (1 << n) - 1 - bit_of(last, n)
+    best["actions"][1 + last] = bit_of(last, n)
     return Plan(record)
 
 
-@pytest.mark.parametrize("alone", [FIRST, SECOND])
-def test_who_is_never_started_comes_to_be_owed_that(alone: int) -> None:
+@pytest.mark.parametrize(("n", "last"), [(2, 0), (2, 1), (3, 1), (4, 3)])
+def test_who_is_never_started_comes_to_be_owed_that(n: int, last: int) -> None:
     """By a plan that starves a job its share falls although it ends no iteration, and then it is favoured."""
-    works = [triangle(60, kept=2)] * 2
-    policy = Compiled("starving", decide, plan=lambda _view: paired(25 * MS, alone=alone))
-    outcome = Model(policy, works, 70).run(200 * 100 * MS)
-    assert min(outcome.normalised) > 0.2
+    works = [triangle(60, kept=2)] * n
+    policy = Compiled("starving", decide, plan=lambda _view: starving(n, 25 * MS, last))
+    outcome = Model(policy, works, 60 * n - 50).run(200 * 100 * MS)
+    assert min(outcome.normalised) > 0.4 / n
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_who_waits_for_one_that_begins_now_is_asked_again_in_time(n: int) -> None:
+    """Where all stand at their boundaries and one is to begin later, it waits until the others are that far."""
+    known = starving(n, 25 * MS, last=n - 1)
+    best = known.record[0]["best"]
+    beside = int(np.ravel_multi_index([2] * (n - 1) + [0], [4] * n))
+    best["actions"][0, beside:] = (1 << n) - 1
+    view = view_of([triangle(60, kept=2)] * n, 60 * n - 50)
+    jobs = tuple(dataclasses.replace(job, job=i, served=1.0) for i, job in enumerate(view.jobs))
+    decisions = ZICO.decide(dataclasses.replace(view, jobs=jobs, plan=known))
+    assert [decisions[i] for i in range(n - 1)] == [Start()] * (n - 1)
+    assert isinstance(waits := decisions[n - 1], Wait)
+    assert waits.until_ns == view.now_ns + 2 * 25 * MS
 
 
 def test_a_pair_that_does_not_fit_any_more_is_not_left_to_its_plan() -> None:
@@ -258,7 +276,7 @@ def test_a_pair_that_does_not_fit_any_more_is_not_left_to_its_plan() -> None:
     works = [triangle(60, kept=2)] * 2
     view = view_of(works, max(works[0].levels) + 1)
     jobs = tuple(dataclasses.replace(job, job=i) for i, job in enumerate(view.jobs))
-    decisions = decided(dataclasses.replace(view, jobs=jobs, plan=paired(25 * MS, alone=FIRST)))
+    decisions = decided(dataclasses.replace(view, jobs=jobs, plan=starving(2, 25 * MS, last=1)))
     assert decisions[0] == Start()
     assert isinstance(decisions[1], Wait)
     assert "does not fit" in decisions[1].reason

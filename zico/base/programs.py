@@ -74,14 +74,14 @@ GROUPS = {
         "zico.pool.boundaries",
     ),
     "scheduler": (
-        "zico.scheduler.pair_schedule",
+        "zico.scheduler.cycles",
         "zico.scheduler.engine",
         "zico.scheduler.plan",
         "zico.scheduler.policies.claims",
         "zico.scheduler.policies.none",
         "zico.scheduler.policies.serial",
         "zico.scheduler.policies.shift",
-        "zico.scheduler.group_schedule",
+        "zico.scheduler.best_schedule",
     ),
     "cuda_hooks": (
         "zico.heap.cuda.hooks",

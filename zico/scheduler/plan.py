@@ -1,4 +1,4 @@
-"""Who may start, by a plan where there is one: a pair's best schedule, or the way that does best for any jobs.
+"""Who may start, by a plan where there is one: the best schedule of a few jobs, or the way that does best for any jobs.
 
 A plan is for certain jobs and has one way or several, of which one is in use
 (``zico.scheduler.learning``). Where the snapshot is of other jobs, or one does not do what its
@@ -8,20 +8,19 @@ profile says, shift decides.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import types
 
 from zico.base.compiled import callback, compiled, inlined, record_at
-from zico.base.records import Record, Records, dtype_of
+from zico.base.records import Record, dtype_of
 from zico.pool.layout import JobState
+from zico.scheduler.best_schedule import ScheduleRecord, bit_of
 from zico.scheduler.demand import job_at, position_ns, profile_at, will_end
 from zico.scheduler.greedy import MARGIN_SHIFT, decide_by_claims, decide_by_shift, starts_if_safe
-from zico.scheduler.group_schedule import TorusRecord
 from zico.scheduler.layout import NO_TIME, NOBODY, Reason
 from zico.scheduler.learning import Learnt, is_of, learn
-from zico.scheduler.pair_schedule import BOTH, FIRST, SECOND, PairRecord
 from zico.scheduler.turns import (
     LONGEST_WAITING,
     banker_of,
@@ -48,34 +47,29 @@ class Way(enum.IntEnum):
     """The setting is the margin's shift, who comes first ``<< FIRST_SHIFT``, and ``FIRST_FIT`` or not."""
     CLAIMS = 1
     """The setting is how many may be inside their iterations."""
-    PAIR = 2
-    """The setting is the index of the pair's schedule."""
-    TORUS = 3
+    SCHEDULE = 2
     """The best schedule of a few jobs; no setting."""
 
 
 FIRST_SHIFT, FIRST_MASK, MARGIN_MASK, FIRST_FIT = 8, 255, 255, 1 << 16
-PAIRS = 2
-"""Schedules of a pair that a plan may have."""
 
 
 class PlanRecord(Record):
     """How certain jobs are to be decided on."""
 
     learnt: Learnt
-    pairs: Annotated[Records[PairRecord], PairRecord, (PAIRS,)]
-    torus: TorusRecord
+    best: ScheduleRecord
 
 
 PLAN = dtype_of(PlanRecord)
 
-_SHIFT, _CLAIMS, _BY_PAIR, _BY_TORUS = int(Way.SHIFT), int(Way.CLAIMS), int(Way.PAIR), int(Way.TORUS)
+_SHIFT, _CLAIMS, _SCHEDULE = int(Way.SHIFT), int(Way.CLAIMS), int(Way.SCHEDULE)
 _RUNNING, _BOUNDARY = int(JobState.RUNNING), int(JobState.BOUNDARY)
 _BETTER, _UNSAFE, _ANEW, _TURN = int(Reason.BETTER), int(Reason.UNSAFE), int(Reason.ANEW), int(Reason.TURN)
+_AT_BOUNDARY = -1
 _STARVED = 2  # iterations of the longest job
 _PASSED_OVER = 3  # iterations of each job, one after the other
 _OF_FLOOR = 2 / 3  # so that no way comes to its floors by this in its trials
-_PAIR = 2
 
 
 @compiled
@@ -94,87 +88,73 @@ def _is_planned(snapshot: Snapshot) -> bool:
 
 
 @compiled
-def _favour(snapshot: Snapshot) -> int:
-    """Return which job is owed something, if only one is, else that the sum counts."""
-    first, second = job_at(snapshot, 0), job_at(snapshot, 1)
-    owed_first, owed_second = first.served < first.floor, second.served < second.floor
-    if owed_first == owed_second:
-        return BOTH
-    return FIRST if owed_first else SECOND
-
-
-@compiled
-def _decide_pair(snapshot: Snapshot, schedule: int) -> None:
-    """Decide for the jobs of a pair that are at their boundaries."""
-    pair = record_at(snapshot.plan_address, PLAN).pairs[schedule]
-    actions = pair.actions[_favour(snapshot)]
-    banker = banker_of(snapshot)
-    both = job_at(snapshot, 0).phase == _BOUNDARY and job_at(snapshot, 1).phase == _BOUNDARY
-    for i in range(_PAIR):
-        job = job_at(snapshot, i)
-        if job.phase != _BOUNDARY:
-            continue
-        other = 1 - i
-        own = FIRST if i == 0 else SECOND
-        at_ns = 0 if both else position_ns(job_at(snapshot, other), snapshot.now_ns)
-        cell = min((at_ns + pair.cell_ns // 2) // pair.cell_ns, pair.n_cells[other] - 1)
-        if actions[i, cell] not in (BOTH, own):
-            _wait_for_cell(snapshot, pair, actions, i, cell, at_ns)
-            continue
-        starts_if_safe(snapshot, i, banker)
-
-
-@compiled
-def _wait_for_cell(snapshot: Snapshot, pair: PairRecord, actions: Any, index: int, cell: int, at_ns: int) -> None:  # noqa: ANN401
-    """Wait until the other job is where it is best to start beside it."""
-    other = 1 - index
-    own = FIRST if index == 0 else SECOND
-    n = pair.n_cells[other]
-    later = cell + 1
-    while later < n and actions[index, later] not in (BOTH, own):
-        later += 1
-    until_ns = NO_TIME if later == n else snapshot.now_ns + max(later * pair.cell_ns - at_ns, pair.cell_ns >> 1)
-    waits(snapshot, index, _BETTER, until_ns)
-    blocked_by(snapshot, index, other)
-
-
-@compiled
-def _node(snapshot: Snapshot, torus: TorusRecord, at_ns: NDArray[np.int64], later: int) -> int:
-    """Return where the jobs are on the torus if those inside go on for so many cells, none past its end."""
-    node = 0
+def _favoured(snapshot: Snapshot) -> int:
+    """Return which of the best schedules counts: 1 and a job's index if it alone is owed something, else 0."""
+    favoured = 0
     for i in range(snapshot.n):
-        cell = 0
-        if job_at(snapshot, i).phase != _BOUNDARY:
-            cell = (at_ns[i] + torus.cell_ns // 2) // torus.cell_ns + later
-        node = node * torus.n_cells[i] + min(cell, torus.n_cells[i] - 1)
+        job = job_at(snapshot, i)
+        if job.served < job.floor:
+            if favoured:
+                return 0
+            favoured = 1 + i
+    return favoured
+
+
+@compiled
+def _node(best: ScheduleRecord, at_ns: NDArray[np.int64], later: int) -> int:
+    """Return at which node the jobs are if those that are not at their boundaries go on for so many cells."""
+    node = 0
+    for i in range(len(at_ns)):
+        cell = 0 if at_ns[i] < 0 else (at_ns[i] + best.cell_ns // 2) // best.cell_ns + later
+        node = node * best.n_cells[i] + min(cell, best.n_cells[i] - 1)
     return node
 
 
 @compiled
-def _decide_torus(snapshot: Snapshot) -> None:
+def _decide_by_schedule(snapshot: Snapshot) -> None:
     """Decide for those of a few jobs that are at their boundaries."""
-    torus = record_at(snapshot.plan_address, PLAN).torus
+    best = record_at(snapshot.plan_address, PLAN).best
+    actions = best.actions[_favoured(snapshot)]
     banker = banker_of(snapshot)
-    at_ns = np.zeros(snapshot.n, np.int64)
-    most = 0  # cells until the last of those inside has ended
+    at_ns = np.full(snapshot.n, _AT_BOUNDARY, np.int64)
     for i in range(snapshot.n):
         if job_at(snapshot, i).phase != _BOUNDARY:
             at_ns[i] = position_ns(job_at(snapshot, i), snapshot.now_ns)
-            most = max(most, torus.n_cells[i] - at_ns[i] // torus.cell_ns)
-    those = torus.actions[_node(snapshot, torus, at_ns, 0)]
-    for i in in_turn(snapshot):
-        if those >> i & 1:
-            starts_if_safe(snapshot, i, banker)
+    order = in_turn(snapshot)
+    those = actions[_node(best, at_ns, 0)]
+    for i in order:
+        if not those & bit_of(i, snapshot.n):
             continue
-        later = 1
-        while later < most and not torus.actions[_node(snapshot, torus, at_ns, later)] >> i & 1:
-            later += 1
-        until_ns = NO_TIME if later >= most else snapshot.now_ns + later * torus.cell_ns
-        waits(snapshot, i, _BETTER, until_ns)
-        for other in range(snapshot.n):
-            if job_at(snapshot, other).phase != _BOUNDARY:
-                blocked_by(snapshot, i, other)
-    unstick(snapshot, in_turn(snapshot))
+        if starts_if_safe(snapshot, i, banker):
+            at_ns[i] = 0
+    for i in order:
+        if not those & bit_of(i, snapshot.n):
+            _wait_for_cell(snapshot, best, actions, i, at_ns)
+    unstick(snapshot, order)
+
+
+@compiled
+def _wait_for_cell(
+    snapshot: Snapshot, best: ScheduleRecord, actions: NDArray[np.int8], index: int, at_ns: NDArray[np.int64]
+) -> None:
+    """Wait until the others are where it is best to start beside them."""
+    most = 0  # cells until the last of the others has ended
+    early_ns = best.cell_ns  # by how much the first of them is before its cell, to which times are rounded
+    for other in range(snapshot.n):
+        if at_ns[other] >= 0:
+            cell = min((at_ns[other] + best.cell_ns // 2) // best.cell_ns, best.n_cells[other] - 1)
+            most = max(most, best.n_cells[other] - cell)
+            early_ns = min(early_ns, cell * best.cell_ns - at_ns[other])
+    later = 1
+    while later < most and not actions[_node(best, at_ns, later)] & bit_of(index, snapshot.n):
+        later += 1
+    until_ns = NO_TIME
+    if later < most:
+        until_ns = snapshot.now_ns + max(later * best.cell_ns + early_ns, best.cell_ns >> 1)
+    waits(snapshot, index, _BETTER, until_ns)
+    for other in range(snapshot.n):
+        if at_ns[other] >= 0:
+            blocked_by(snapshot, index, other)
 
 
 @compiled
@@ -286,10 +266,8 @@ def _gathers(known: Learnt, snapshot: Snapshot) -> bool:
 def _decide_by_plan(snapshot: Snapshot, known: Learnt) -> None:
     """Decide by the way in use."""
     used = known.ways[known.used]
-    if used.way == _BY_PAIR and _is_planned(snapshot):
-        _decide_pair(snapshot, used.setting)
-    elif used.way == _BY_TORUS and _is_planned(snapshot):
-        _decide_torus(snapshot)
+    if used.way == _SCHEDULE and _is_planned(snapshot):
+        _decide_by_schedule(snapshot)
     elif used.way == _CLAIMS:
         decide_by_claims(snapshot, used.setting)
     else:

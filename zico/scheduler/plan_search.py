@@ -1,10 +1,10 @@
 """What ``zico`` works out about the jobs that are there, apart from its decisions and in its own time.
 
 Theory of operation
-    No rule tells which way is best for given jobs, and a pair's best schedule is made of cells and
-    may be off by a few. So every way is tried on the jobs' profiles in the simulator, with times as
-    they are and with times that vary, and the good ones are the plan, the best first. While it is
-    in use, they are measured (``zico.scheduler.learning``).
+    No rule tells which way is best for given jobs, and a best schedule is made of cells and may be
+    off by a few. So every way is tried on the jobs' profiles in the simulator, with times as they
+    are and with times that vary, and the good ones are the plan, the best first. While it is in
+    use, they are measured (``zico.scheduler.learning``).
 
 Guarantees
     * On exact profiles no way that was tried gets the jobs noticeably further, over the time that
@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from zico.pool.rules import FADE_ITERATIONS
-from zico.scheduler import group_schedule
+from zico.scheduler import best_schedule
 from zico.scheduler.greedy import EVERYBODY, MARGIN_SHIFT
 from zico.scheduler.learning import BETTER_BY, MOST_JOBS, MOST_WAYS
-from zico.scheduler.packed import Compiled, packed
-from zico.scheduler.pair_schedule import solve
+from zico.scheduler.packed import Compiled
 from zico.scheduler.plan import FIRST_FIT, FIRST_SHIFT, PLAN, Way, decide
 from zico.scheduler.shares import floors, worths
 from zico.scheduler.simulate import Load, Simulation, load_of
@@ -64,7 +63,7 @@ _ITERATIONS = 40
 """Of the longest job, after the warm-up."""
 _LEAST_ITERATIONS = 4
 _MOST_ITERATIONS = 4_000  # of all jobs: one that is a thousand times shorter than its neighbour must not take seconds
-_DRAWS = 2  # of times that vary; one with more jobs than a torus has
+_DRAWS = 2  # of times that vary; one with more jobs than a schedule is for
 _LONGER = 3
 _BEST = 3  # ways that are tried for longer, besides the greedy ones
 _JITTER = 0.1
@@ -174,7 +173,7 @@ class Trials:
         self._loads, self._pool, self._worth = loads, pool, worths(loads)
         self._longest_ns = max(load.profile.duration_ns for load in loads)
         per_round = sum(self._longest_ns / load.profile.duration_ns for load in loads)
-        few = n <= group_schedule.MOST_JOBS
+        few = n <= best_schedule.MOST_JOBS
         self._draws, self._times = (_DRAWS, _LONGER) if few else (1, 1)
         self._rounds = min(
             _ITERATIONS if few else _ITERATIONS // 2,
@@ -375,23 +374,16 @@ def _ways(record: Records, pool: PoolView, loads: Sequence[Load]) -> list[tuple[
     if len(loads) > FEW:
         return ways
     ways += [(Way.CLAIMS, most) for most in _limits(len(loads))]
-    if len(loads) == _PAIR == len(pool.jobs):
-        profiles = [packed(load.profile) for load in loads]  # to be kept while their addresses are used
-        a, b = (profile.ctypes.data for profile in profiles)
-        keeps = np.array([load.persistent for load in loads], np.int64)
-        together = pool.slowdown[min(_PAIR, len(pool.slowdown) - 1)]
-        if solve(a, b, keeps, pool.budget, together, np.array(worths(loads)), record[0]["pairs"][0]):
-            ways.append((Way.PAIR, 0))
-    elif len(loads) == len(pool.jobs) and group_schedule.solve(
-        loads, pool.budget, np.array(worths(loads)), pool.slowdown, record[0]["torus"]
+    if len(loads) == len(pool.jobs) and best_schedule.solve(
+        loads, pool.budget, np.array(worths(loads)), pool.slowdown, record[0]["best"]
     ):
-        ways.append((Way.TORUS, 0))
+        ways.append((Way.SCHEDULE, 0))
     return ways
 
 
 def _limits(n: int) -> list[int]:
     """Return how many of so many jobs may be inside: every number if they are few, else some."""
-    return sorted({n // 4, n // 2, 3 * n // 4, n - 1} - {0}) if n > group_schedule.MOST_JOBS else list(range(1, n))
+    return sorted({n // 4, n // 2, 3 * n // 4, n - 1} - {0}) if n > best_schedule.MOST_JOBS else list(range(1, n))
 
 
 def _as_good(score: float, best: float) -> bool:

@@ -1,4 +1,4 @@
-"""The best way for the jobs that are there: a pair's best schedule, or shift or claims, whichever gets them further.
+"""The best way for the jobs that are there: a best schedule, or shift or claims, whichever gets them further.
 
 See ``docs/design/scheduling.md`` for the reasons.
 """
