@@ -61,7 +61,7 @@ def in_pool(view: PoolView) -> PoolView:
     return dataclasses.replace(view, jobs=jobs)
 
 
-def lending(job: JobView) -> JobView:
+def that_yields(job: JobView) -> JobView:
     """Return the job as one that evicts at its boundary what others wait for."""
     yielded = job.held if job.phase == JobState.BOUNDARY else 0
     return dataclasses.replace(job, held=job.held - yielded, yielded=yielded, kept=0)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_cases import smallest_budget
 from scheduler_model import MS, Model, Outcome, Work, plateau, triangle
-from scheduler_views import in_pool, keeping, lending
+from scheduler_views import in_pool, keeping, that_yields
 
 from zico.pool.layout import JobState
 from zico.pool.rules import STILL_ITERATIONS, STILL_NS
@@ -391,7 +391,7 @@ def crowd(waited_ns: int) -> PoolView:
     view = running(dataclasses.replace(view, now_ns=waited_ns + MS), by_claims(), since_ns=50 * MS)
     since_ns = (0, view.now_ns - 10 * MS, MS)
     jobs = [
-        dataclasses.replace(lending(job), waiting_since_ns=since, floor=GUARD / 3)
+        dataclasses.replace(that_yields(job), waiting_since_ns=since, floor=GUARD / 3)
         for job, since in zip(view.jobs, since_ns, strict=True)
     ]
     return dataclasses.replace(view, jobs=tuple(jobs))
@@ -440,7 +440,7 @@ def test_nobody_is_passed_over_for_longer_than_three_turns_of_all() -> None:
     undemanding = dataclasses.replace(late.jobs[2], floor=GUARD / 3 / 2)
     assert decided(dataclasses.replace(late, jobs=(*late.jobs[:2], undemanding)))[6] == Start()
     first = dataclasses.replace(late.jobs[0], phase=JobState.BOUNDARY, held=2, progress=0, waiting_since_ns=late.now_ns)
-    first = lending(first)
+    first = that_yields(first)
     decisions = decided(dataclasses.replace(late, jobs=(first, *late.jobs[1:])))
     assert {job: type(decision) for job, decision in decisions.items()} == {5: Wait, 6: Wait, 7: Start}
 

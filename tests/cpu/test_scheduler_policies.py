@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 from scheduler_cases import Debt, some_order_works
-from scheduler_views import claim, in_pool, lending, planned, remaining, smallest_delay, total
+from scheduler_views import claim, in_pool, planned, remaining, smallest_delay, that_yields, total
 
 from zico.base.errors import ConfigError
 from zico.pool.layout import JobState
@@ -107,7 +107,7 @@ def test_the_first_in_turn_starts_if_everybody_waits(name: str, waiting: list[Jo
 @settings(max_examples=60, derandomize=True, deadline=None)
 def test_what_is_lent_keeps_nobody_from_its_turn(name: str, waiting: list[JobView], spare: int) -> None:
     """If all yield what they hold at their boundaries, who fits alone starts when it has waited longest."""
-    yielding = [lending(j) for j in waiting]
+    yielding = [that_yields(j) for j in waiting]
     view = pool(max(max(j.persistent, j.profile.peak) for j in yielding if j.profile) + spare, *yielding)
     assert policy_named(name).decide(view)[first_in_turn(view).job] == Start()
 
@@ -122,7 +122,7 @@ def test_what_is_lent_keeps_nobody_from_its_turn(name: str, waiting: list[JobVie
 def test_policies_start_only_to_safe_states(name: str, drawn: list[JobView], yielding: list[bool], spare: int) -> None:
     """Whatever has been decided together leaves an order in which all that are in an iteration can finish."""
     pairs = zip(drawn, yielding, strict=False)
-    drawn = [lending(j) if yields and j.phase is JobState.BOUNDARY else j for j, yields in pairs]
+    drawn = [that_yields(j) if yields and j.phase is JobState.BOUNDARY else j for j, yields in pairs]
     budget = smallest_budget(drawn) + spare
     decisions = policy_named(name).decide(pool(budget, *drawn))
     assume(any(decision == Start() for decision in decisions.values()))
