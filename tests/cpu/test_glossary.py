@@ -18,14 +18,9 @@ OLD = {
     "guest": r"guests?",
     "resting": r"resting",
     "torus": r"torus",
-    "savings": r"savings",
-    "less": r"less_(?:limit|ns|in_regions)",
 }
 """Old word -> what it looks like, in any letters, as a word or as a part of a name."""
-OLD_IN = {
-    "cells": ("zico/heap/", r"cells?"),
-    "way": (("zico/base/", "zico/broker/", "zico/cli/", "zico/heap/", "zico/job/", "zico/offload/"), r"class \w*Ways?"),
-}
+OLD_IN = {"cells": ("zico/heap/", r"cells?")}
 """Words with another meaning elsewhere -> the folders where they are old words, and what they look like."""
 
 
