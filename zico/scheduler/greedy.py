@@ -217,7 +217,7 @@ def _delay(snapshot: Snapshot, job: SnapshotJob, promised: tuple[Int64s, Int64s]
 
 
 @compiled
-def waits_for_safety(snapshot: Snapshot, index: int) -> None:
+def _waits_for_safety(snapshot: Snapshot, index: int) -> None:
     """Wait for whoever is in an iteration: profiles were wrong, and one more job might block them all."""
     waits(snapshot, index, _UNSAFE, NO_TIME)
     for other in range(snapshot.n):
@@ -232,7 +232,7 @@ def starts_if_safe(snapshot: Snapshot, index: int, banker: tuple[Any, Any, Any])
     if may:
         starts(snapshot, index)
     else:
-        waits_for_safety(snapshot, index)
+        _waits_for_safety(snapshot, index)
     return may
 
 

@@ -43,7 +43,8 @@ _MOST_ROUNDS = 512.0  # what lies further back counts less and less
 BETTER_BY = 0.008
 """So much more another way has to be worth before it is used."""
 _CHOICE = 2
-_OWED = 0.97  # of its floor: an iteration more or less must not decide
+OWED = 0.97
+"""A job lacks what it gets below so much of its floor: an iteration more or less must not decide."""
 
 
 class WayRecord(Record):
@@ -101,7 +102,7 @@ def _gave(known: Learnt, snapshot: Snapshot, way: WayRecord) -> float:
     gave = 0.0
     for i in range(snapshot.n):
         share = way.got[i] / way.rounds
-        gave += known.worth[i] * share - max(0.0, _OWED * job_at(snapshot, i).floor - share)
+        gave += known.worth[i] * share - max(0.0, OWED * job_at(snapshot, i).floor - share)
     return gave
 
 

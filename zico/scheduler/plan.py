@@ -123,9 +123,7 @@ def _decide_by_schedule(snapshot: Snapshot) -> None:
     order = in_turn(snapshot)
     those = actions[_node(best, at_ns, 0)]
     for i in order:
-        if not those & bit_of(i, snapshot.n):
-            continue
-        if starts_if_safe(snapshot, i, banker):
+        if those & bit_of(i, snapshot.n) and starts_if_safe(snapshot, i, banker):
             at_ns[i] = 0
     for i in order:
         if not those & bit_of(i, snapshot.n):

@@ -2,9 +2,19 @@
 
 Theory of operation
     No rule tells which way is best for given jobs, and a best schedule is made of cells and may be
-    off by a few. So every way is tried on the jobs' profiles in the simulator, with times as they
-    are and with times that vary, and the good ones are the plan, the best first. While it is in
-    use, they are measured (``zico.scheduler.learning``).
+    off by a few. So every way is tried on the jobs' profiles in the simulator. What jobs get is a
+    cycle that they settle into, and which one depends on where they stand when it begins: all at
+    their boundaries, in a trial as in use (``zico.scheduler.plan``). What comes near the best, and
+    both greedy ways whatever they gave, are tried again; of those the best few and the greedy for
+    longer::
+
+        every way          once
+        near the best      with two more draws of times that vary; and with times that vary more than the jobs' do
+        the best few       for longer
+
+    The mean of these is what a way is chosen by. What it gave at best is what it promises: where a
+    better cycle is known to be there, it is worth a look. The good ways are the plan, the best
+    first. While it is in use, they are measured (``zico.scheduler.learning``).
 
 Guarantees
     * On exact profiles no way that was tried gets the jobs noticeably further, over the time that
@@ -23,7 +33,7 @@ import numpy as np
 from zico.pool.rules import FADE_ITERATIONS
 from zico.scheduler import best_schedule
 from zico.scheduler.greedy import EVERYBODY, MARGIN_SHIFT
-from zico.scheduler.learning import BETTER_BY, MOST_JOBS, MOST_WAYS
+from zico.scheduler.learning import BETTER_BY, MOST_JOBS, MOST_WAYS, OWED
 from zico.scheduler.packed import Compiled
 from zico.scheduler.plan import FIRST_FIT, FIRST_SHIFT, PLAN, Way, decide
 from zico.scheduler.shares import floors, worths
@@ -39,23 +49,6 @@ if TYPE_CHECKING:
     Records = npt.NDArray[np.void]
 
 
-# --------------------------------------------------------------------------------------------------
-# What comes of each way to decide about certain jobs: tried in the simulator, the few best of them
-# for longer.
-#
-# Theory of operation
-#     What jobs get is a cycle that they settle into, and which one depends on where they stand when
-#     it begins: all at their boundaries, in a trial as in use (``zico.scheduler.plan``). Every way
-#     is tried for a short time; what comes near the best, and both greedy ways whatever they gave,
-#     again; and of those the best few and the greedy for longer::
-#
-#         every way          once
-#         near the best      with two more draws of times that vary; and with times that vary more than the jobs' do
-#         the best few       for longer
-#
-#     The mean of these is what a way is chosen by. What it gave at best is what it promises: where
-#     a better cycle is known to be there, it is worth a look.
-
 FEW = 8
 """Jobs; with more of them each way is tried once."""
 _WARM_UP = 8
@@ -70,7 +63,6 @@ _JITTER = 0.1
 """That a way has to stand, however little the jobs' own times vary: profiles are never quite right."""
 _JITTERY = 0.02  # where times vary more than that, a better run was luck and no cycle to be had
 _UNFAIR = 8.0  # times what jobs lack of their floors: no throughput of others makes up for it
-_OWED = 0.97  # of its floor: an iteration at the edge of what was simulated must not decide
 _NEAR = 0.97
 AT_BOUNDARIES = Capabilities(asks=True, offline=True)
 """Jobs of a trial begin at their boundaries with known profiles: as many first iterations, one at a time, would be what
@@ -140,7 +132,7 @@ def mean_of(got: Sequence[float], worth: Sequence[float]) -> float:
 
 def score_of(got: Sequence[float], owed: Sequence[float], worth: Sequence[float]) -> float:
     """Return the same less what jobs lack of what they are owed, which no throughput of others makes up for."""
-    lacking = sum(max(0.0, _OWED * floor - x) for floor, x in zip(owed, got, strict=True))
+    lacking = sum(max(0.0, OWED * floor - x) for floor, x in zip(owed, got, strict=True))
     return mean_of(got, worth) - _UNFAIR * lacking
 
 
@@ -231,8 +223,6 @@ def tried(
 def _more(some: Sequence[Tried], again: Callable[[Tried], Tried], chosen: Callable[[Tried], bool]) -> list[Tried]:
     return [again(one) if chosen(one) else one for one in some]
 
-
-# --------------------------------------------------------------------------------------------------
 
 _MANY = 16  # jobs; more are left to shift: a plan would take longer to make than jobs stay the same
 _ALIKE = 0.005
