@@ -240,18 +240,22 @@ def is_no_worse(  # noqa: PLR0913, PLR0917 - the banker's arrays
         residual: Of all jobs.
         must_finish: Changed.
         given_up: 1 for jobs whose iteration nobody is to wait for.
-        done: Scratch.
+        done: As ``is_safe`` has left it; changed.
         n: Jobs to look at.
         place: Who asks; it is not left out.
         more: For how many regions.
     """
     keep_out_of_line()
     known = must_finish[place]
-    some = False
+    stuck = some = False
     for j in range(n):
-        if must_finish[j] and given_up[j] and j != place:
-            must_finish[j] = 0
-            some = True
+        if must_finish[j] and j != place:
+            stuck = stuck or done[j] == 0
+            if given_up[j]:
+                must_finish[j] = 0
+                some = True
+    if not stuck:  # it is the one who asks that could not end
+        return False
     if some and is_safe(free, held, claim, residual, must_finish, done, n):
         return True
     held[place] -= more

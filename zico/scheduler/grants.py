@@ -51,49 +51,53 @@ def hold(run: RunRecord, number: int, regions: int) -> None:
 
 
 @compiled
-def stays_safe(run: RunRecord, grown: int, regions: int, claim: int) -> bool:
-    """Tell as the pool does whether a job, then claiming ``claim``, may have so many regions more.
-
-    Claims fall while iterations go on, and lower ones make no state unsafe: where the claims last
-    seen do, where everybody is now need not be found out.
-    """
-    present = present_in(run)
-    n, free = run.n_present, run.budget - run.granted - regions
+def _is_safe(run: RunRecord, grown: int, regions: int, claim: int) -> bool:
+    """Tell whether all can end once a job, then claiming ``claim``, has so many regions more, by what was last seen."""
     held, claims, residual = scratch_words(run, 0), scratch_words(run, 1), scratch_words(run, 2)
-    must_finish, done, given_up = scratch_flags(run, 3), scratch_flags(run, 4), scratch_flags(run, 6)
-    for i in range(n):
-        if sim_job_of(run, present[i]).overruns:
-            see_debt(run, sim_job_of(run, present[i]))
-    place = _put_debts(run, grown, regions, claim)
-    if is_safe(free, held, claims, residual, must_finish, done, n):
-        return True
-    for i in range(n):
-        sim_job = sim_job_of(run, present[i])
-        see_debt(run, sim_job)
-        see_given_up(run, sim_job)
-        given_up[i] = sim_job.given_up
+    must_finish, done = scratch_flags(run, 3), scratch_flags(run, 4)
     _put_debts(run, grown, regions, claim)
-    if is_safe(free, held, claims, residual, must_finish, done, n):
-        return True
-    return is_no_worse(free, held, claims, residual, must_finish, given_up, done, n, place, regions)
+    return is_safe(run.budget - run.granted - regions, held, claims, residual, must_finish, done, run.n_present)
 
 
 @compiled
-def _put_debts(run: RunRecord, grown: int, regions: int, claim: int) -> int:
-    """Put what each was last seen to have and to owe into scratch; returns where the one that grows stands."""
+def _is_no_worse(run: RunRecord, grown: int, regions: int) -> bool:
+    """Tell whether that keeps nobody from ending, right after ``_is_safe`` has said no."""
+    held, claims, residual = scratch_words(run, 0), scratch_words(run, 1), scratch_words(run, 2)
+    must_finish, done, given_up = scratch_flags(run, 3), scratch_flags(run, 4), scratch_flags(run, 6)
+    free, present, place = run.budget - run.granted - regions, present_in(run), 0
+    while present[place] != grown:
+        place += 1
+    return is_no_worse(free, held, claims, residual, must_finish, given_up, done, run.n_present, place, regions)
+
+
+@compiled
+def _see_all(run: RunRecord) -> bool:
+    """Note where all are now; tells whether any claims another number of regions than before."""
+    present, given_up = present_in(run), scratch_flags(run, 6)
+    changed = False
+    for i in range(run.n_present):
+        sim_job = sim_job_of(run, present[i])
+        before = sim_job.claim
+        see_debt(run, sim_job)
+        changed = changed or sim_job.claim != before
+        see_given_up(run, sim_job)
+        given_up[i] = sim_job.given_up
+    return changed
+
+
+@compiled
+def _put_debts(run: RunRecord, grown: int, regions: int, claim: int) -> None:
+    """Put what each simulated job was last seen to have and to owe into scratch."""
     present = present_in(run)
     held, claims, residual = scratch_words(run, 0), scratch_words(run, 1), scratch_words(run, 2)
     must_finish = scratch_flags(run, 3)
-    place = 0
     for i in range(run.n_present):
         sim_job = sim_job_of(run, present[i])
         held[i], claims[i], residual[i] = sim_job.held, sim_job.claim, sim_job.persistent
         must_finish[i] = sim_job.phase == _RUNNING and is_known(sim_job)
         if present[i] == grown:
-            place = i
             held[i] += regions
             claims[i] = max(claim, held[i])
-    return place
 
 
 @compiled
@@ -119,16 +123,30 @@ def may_take(run: RunRecord, number: int) -> int:
 
 @compiled
 def _safe_to_take(run: RunRecord, number: int, most: int, claim: int) -> int:
-    """Return how many regions leave a safe state: if some do, fewer do."""
-    if stays_safe(run, number, most, claim):
+    """Return how many regions leave a safe state: if some do, fewer do; one, if only that makes nothing worse.
+
+    Claims fall while iterations go on, and lower ones make no state unsafe: where the claims last
+    seen do, where everybody is now need not be found out.
+    """
+    present = present_in(run)
+    for i in range(run.n_present):
+        if sim_job_of(run, present[i]).overruns:
+            see_debt(run, sim_job_of(run, present[i]))
+    if _is_safe(run, number, most, claim):
         return most
-    least = 0
+    if _see_all(run) and _is_safe(run, number, most, claim):
+        return most
+    if _is_no_worse(run, number, most):
+        return most
+    least, asked = 0, most
     while most - least > 1:
         middle = (least + most) // 2
-        if stays_safe(run, number, middle, claim):
+        if _is_safe(run, number, middle, claim):
             least = middle
         else:
             most = middle
+    if least == 0 and asked > 1:
+        least = int(_is_safe(run, number, 1, claim) or _is_no_worse(run, number, 1))
     return least
 
 
