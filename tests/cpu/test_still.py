@@ -285,3 +285,15 @@ def _iteration_s(job: Tenant, sizes_bytes: list[int]) -> float:
     job.free_all()
     job.mark()
     return took_s
+
+
+def test_who_allocates_for_later_keeps_the_others_only_while_it_grows(pool: PoolTable) -> None:
+    """In a first iteration it goes on meanwhile; one that waits in need keeps them for longer."""
+    with joined(pool, 1) as (a,):
+        now_ns = time.monotonic_ns()
+        pool.header["alone_job"], pool.header["alone_since_ns"] = job_of(a), now_ns - 2 * 10**9
+        record = pool.jobs[job_of(a)]
+        record["waiting_threads"], record["need_since_ns"] = 1, now_ns - 2 * 10**9
+        assert views(pool).alone_job == job_of(a)
+        record["patient"] = 1
+        assert views(pool).alone_job is None

@@ -219,7 +219,7 @@ def grows_alone(pool: Member, j: int, now_ns: int) -> bool:
     header, job = header_of(pool), job_at(pool, j)
     if job.state != RUNNING or profiles.is_known(job):
         return False
-    waits, waited_ns, grown_ns = job.waiting_threads > 0, now_ns - job.need_since_ns, now_ns - header.alone_since_ns
+    waits, waited_ns, grown_ns = waits_for_memory(job), now_ns - job.need_since_ns, now_ns - header.alone_since_ns
     is_still = still.is_past(job, now_ns) or still.is_stopped(job, now_ns)
     return rules.grows_alone(job.alone_spent_ns, waits, waited_ns, grown_ns, is_still)
 
