@@ -16,12 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+class Missing:
+    """A finder of modules, asked first, for which the laboratory is not there."""
+
+    @staticmethod
+    def find_spec(name: str, _path: object, _target: object = None) -> None:
+        """Find nothing; raise as Python does where nobody finds it."""
+        if name == "zico.lab":
+            message = f"No module named {name!r}"
+            raise ModuleNotFoundError(message, name=name)
+
+
 @pytest.fixture
 def _without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing of the laboratory be found."""
     for name in [name for name in sys.modules if f"{name}.".startswith("zico.lab.")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "zico.lab", None)
+    monkeypatch.setattr(sys, "meta_path", [Missing, *sys.meta_path])
 
 
 @pytest.mark.usefixtures("_without")

@@ -54,13 +54,13 @@ if TYPE_CHECKING:
 class Window(Owned):
     """A range of reserved addresses; it knows what ``map`` put there, not what compiled code did."""
 
-    __slots__ = ("_call", "_mapped", "_unit_bytes")
+    __slots__ = ("_call", "_mapped", "unit_bytes")
 
     def __init__(self, address: int, size_bytes: int, unit_bytes: int, call: Callable[..., Any]) -> None:
         """Own the addresses; ``call`` makes a driver call by name, ``unit_bytes`` is the device's granularity."""
         super().__init__("window", address, size_bytes, self._free)
         self._call = call
-        self._unit_bytes = unit_bytes
+        self.unit_bytes = unit_bytes
         self._mapped: dict[int, int] = {}  # offset -> bytes
 
     def map(self, offset: int, handles: Sequence[int], piece_bytes: int, access: object) -> None:
@@ -71,7 +71,7 @@ class Window(Owned):
                 the latter case nothing is mapped in the range any more.
         """
         size_bytes = len(handles) * piece_bytes
-        check_range(self, offset, size_bytes, self._unit_bytes)
+        check_range(self, offset, size_bytes, self.unit_bytes)
         self._clear(offset, size_bytes)
         first = self.handle + offset
         addresses = range(first, first + size_bytes, piece_bytes)
@@ -85,7 +85,7 @@ class Window(Owned):
 
     def unmap(self, offset: int, size_bytes: int) -> None:
         """Unmap the pieces in the range; where ``map`` put none, the one piece that compiled code mapped there."""
-        check_range(self, offset, size_bytes, self._unit_bytes)
+        check_range(self, offset, size_bytes, self.unit_bytes)
         if not self._clear(offset, size_bytes):
             self._call("cuMemUnmap", self.handle + offset, size_bytes)
 
@@ -335,8 +335,10 @@ class CudaDriver:
         """Map whole pieces, readable and writable by this device; if the driver refuses, nothing is mapped there."""
         piece_bytes = _pieces(memory).piece_bytes
         check_range(memory, memory_offset, size_bytes, piece_bytes)
+        there = _window(window)
+        check_range(there, window_offset, size_bytes, there.unit_bytes)  # before anything is imported for it
         first, last = memory_offset // piece_bytes, (memory_offset + size_bytes) // piece_bytes
-        _window(window).map(window_offset, self._handles(memory, first, last), piece_bytes, self._access())
+        there.map(window_offset, self._handles(memory, first, last), piece_bytes, self._access())
 
     def unmap(self, window: Owned, window_offset: int, size_bytes: int) -> None:
         """Unmap every piece in the range; where ``map`` mapped none, the one piece that compiled code mapped."""
