@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_sweep_room import ALWAYS_HIGH, JOBS, OTHER, REGION, record
 
-from zico.base.errors import BrokerError, ConfigError
+from zico.base.errors import BrokerError, ConfigError, ProblemError
 from zico.base.settings import DeviceMemory, Setting, device_of, devices_of, resolve
 from zico.base.units import GIB, MIB
 from zico.broker.protocol.messages import PoolReport, RefusedRequest, Report
 from zico.broker.saving import Wish, wishes_of
 from zico.cli import main
-from zico.cli.room import RoomByFit
+from zico.cli.room import RoomByFit, _load
 from zico.job import joining
 from zico.launch.devices import memory_of
 from zico.launch.figures import JobOutcome, Outcome, run_report
@@ -290,3 +290,9 @@ def test_a_script_by_itself_takes_the_first_device(monkeypatch: pytest.MonkeyPat
     assert asked == [("broker-host-3.sock", "host:3")]
     with pytest.raises(ConfigError, match="'gpu' is not a device"):
         joining._open_pool("gpu", None)
+
+
+def test_a_record_without_a_curve_is_refused_as_a_problem() -> None:
+    """The sweep then finds no room in that pool instead of ending."""
+    with pytest.raises(ProblemError, match="0 points of a curve"):
+        _load({"name": "a", "iteration_s": 1.0, "persistent_bytes": 0, "curve": []})

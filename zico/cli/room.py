@@ -272,7 +272,7 @@ def _load(job: Mapping[str, Any]) -> Load:
 def _shape(told: Mapping[str, Any]) -> tuple[Profile, int]:
     from zico.scheduler.curves import profile_of_points
 
-    t_s, held = zip(*told["curve"], strict=True)
+    t_s, held = [t for t, _ in told["curve"]], [level for _, level in told["curve"]]
     duration_ns, persistent = round(told["iteration_s"] * _NS_A_SECOND), told["persistent_bytes"]
     return profile_of_points(t_s, held, duration_ns, persistent), persistent
 

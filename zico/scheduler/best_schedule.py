@@ -17,8 +17,9 @@ Theory of operation
     with a job at its boundary say when it starts.
 
 Guarantees
-    * Nobody starves: besides the actions that get the most out of all jobs together, there are
-      those that favour each.
+    * No job of a pair starves: besides the actions that get the most out of both together, there
+      are those that favour each. Three and four jobs have only the former, so that their floors
+      depend on the search, which compares schedules with shift and claims.
 
 Known limitations
     * Nodes are the product of the cells: 128 cells each for two equal jobs, 25 for three, 11 for
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 MOST_JOBS = 4
 MOST_NODES = 1 << 14
-"""Of a plan, so that it takes a tenth of a second."""
+"""Most nodes of a schedule. With so many a plan of a pair takes a tenth of a second."""
 _LEAST_CELLS = 4  # of the shortest iteration
 _FAVOUR = 8.0  # how much more the favoured job's progress counts
 _FAVOURED = 2
