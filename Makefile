@@ -173,6 +173,9 @@ bench-micro-%: setup
 bench-compare: setup ## Time the hot path of OLD=COMMIT and of this checkout in turns (about ten minutes)
 	$(BIN)/python benchmarks/compare_commits.py $(OLD)
 
+bench-compare-pairs: setup ## Train pairs of jobs by OLD=COMMIT and by this checkout in turns (about 50 minutes)
+	$(BIN)/python benchmarks/compare_pairs.py $(OLD)
+
 # The longer benchmarks, and all of them: `make bench-all`.
 LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
 	paging paging-rivals page-host page-host-rivals saving held marks greedy cluster
@@ -270,8 +273,9 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/page_host.py --example lm --smoke
 	$(BIN)/python benchmarks/page_host.py --rivals --smoke
 	$(BIN)/python benchmarks/compare_commits.py --smoke
+	$(BIN)/python benchmarks/compare_pairs.py --smoke
 
-.PHONY: bench-compare bench-all $(LONG:%=bench-%)
+.PHONY: bench-compare bench-compare-pairs bench-all $(LONG:%=bench-%)
 
 evaluation: setup ## Simulate the published evaluation and write docs/evaluation.md (about ten minutes)
 	$(BIN)/python benchmarks/evaluation.py

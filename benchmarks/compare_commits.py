@@ -7,6 +7,7 @@ the CPU. It uses only public functions of ``zico``, so every commit runs the sam
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -16,9 +17,12 @@ import sys
 import tempfile
 import timeit
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import common
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 QUESTION = "Is the hot path of this checkout as fast as an older commit's?"
 PATHS = ("region goes back", "region stays")
@@ -78,7 +82,6 @@ def measure(old: Path, turns: int) -> dict[str, list[list[float]]]:
     """Return the figures of all processes, by kind."""
     kinds = {"C library": (common.ROOT, False), "old": (old, True), "new": (common.ROOT, True)}
     for tree in (old, common.ROOT):
-        subprocess.run(("make", "--silent", "-C", str(tree), "inplace"), check=True)
         turn(tree, pooled=True)  # compiles
     raw: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
     for index in range(turns):
@@ -86,6 +89,19 @@ def measure(old: Path, turns: int) -> dict[str, list[list[float]]]:
         for kind in kinds if index % 2 == 0 else reversed(kinds):
             raw[kind].append(turn(kinds[kind][0], pooled=kinds[kind][1]))
     return raw
+
+
+@contextlib.contextmanager
+def older(commit: str) -> Iterator[Path]:
+    """Check a commit out while the block runs, so that it and this checkout can be imported from ``build/inplace``."""
+    git, old = ("git", "-C", str(common.ROOT), "worktree"), common.ROOT / "build" / "compare"
+    subprocess.run((*git, "add", "--quiet", "--detach", str(old), commit), check=True)
+    try:
+        for tree in (old, common.ROOT):
+            subprocess.run(("make", "--silent", "-C", str(tree), "inplace"), check=True)
+        yield old
+    finally:
+        subprocess.run((*git, "remove", "--force", str(old)), check=True)
 
 
 def main() -> None:
@@ -100,12 +116,8 @@ def main() -> None:
         return
     turns = 1 if options.smoke else options.turns
     result = common.document("compare_commits", QUESTION, {"old": options.old, "turns": turns, "pairs": PAIRS})
-    git, old = ("git", "-C", str(common.ROOT), "worktree"), common.ROOT / "build" / "compare"
-    subprocess.run((*git, "add", "--quiet", "--detach", str(old), options.old), check=True)
-    try:
+    with older(options.old) as old:
         raw = result["ns"] = measure(old, turns)
-    finally:
-        subprocess.run((*git, "remove", "--force", str(old)), check=True)
     rows = []
     for n, path in enumerate(PATHS):
         ratio = common.spread(new[n] / before[n] for new, before in zip(raw["new"], raw["old"], strict=True))

@@ -149,6 +149,7 @@ def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
     [
         "torch_calls.py",
         "compare_commits.py",
+        "compare_pairs.py",
         "colocation.py",
         "budget_change.py",
         "agreement.py",
