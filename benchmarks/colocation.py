@@ -124,6 +124,8 @@ class Runner:
         self._deadline_s = seconds + together.MARGIN_S
         self.peaks_bytes: list[int] = []
         self.alone_losses: list[tuple[str, ...]] = []
+        self.environment: dict[str, str] = {}
+        """Is added to that of ``zico run``."""
         self._regions: tuple[str, ...] = ()
         self.region_bytes = self._measure_peaks()
         default_bytes = self._default_region_bytes()
@@ -193,6 +195,7 @@ class Runner:
             deadline_s=self._deadline_s,
             device=self._pair.device,
             told=(*self._regions, *told),
+            environment=self.environment,
         )
 
     def _alone_rates(self) -> list[float]:

@@ -1,28 +1,42 @@
 """Are pairs of real jobs as fast as at an older commit, in less memory than the sum of their peaks?
 
 Runs of the older commit and of this checkout take turns, in an order that changes from round to
-round. A round's ratio is of two runs side by side, since the speed of a shared machine drifts. The
-jobs' scripts are this checkout's in both.
+round. A round's ratio is of two runs one after the other, since the speed of a shared machine
+drifts. The jobs' scripts are this checkout's in both.
+
+With ``--form paced`` jobs hold what trained ones held (``results/agreement-paced.json``) and wait
+where those computed (``paced_job.py``). The machine's speed has no part in these, so both commits
+run at the same time, each with jobs and a pool of its own.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import dataclasses
+import functools
+import itertools
+import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import colocation
 import common
 import compare_commits
 import together
+from agreement import NAMES
 from colocation import Configuration, Pair
 from together import Job
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from pathlib import Path
+
+    Trees = dict[str, dict[str, str]]
+    """For each of ``TREES`` what its processes are told."""
 
 QUESTION = "Are pairs of real jobs as fast as at an older commit?"
 SHARES = (70, 80)
@@ -40,51 +54,86 @@ def pairs(*, smoke: bool) -> tuple[Pair, ...]:
     return (*known, Pair("wide+short", (wide, Job("short", "examples/stdlib_lm.py", SHORT))))
 
 
-def chosen(tree: Path) -> str:
-    """Let every process that starts from now on use this tree; returns the path that Python is told."""
-    os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{tree}/build/inplace"}
-    told = subprocess.run(
-        (sys.executable, "-c", "import zico; print(zico.__file__)"), check=True, capture_output=True, text=True
-    )
-    if not told.stdout.startswith(f"{tree}/build"):
-        raise RuntimeError(f"a job would use {told.stdout.strip()}, not {tree}")
-    return os.environ["PYTHONPATH"]
+def environment(tree: Path) -> dict[str, str]:
+    """Return what lets a process use this tree."""
+    told = {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{tree}/build/inplace"}
+    argv = (sys.executable, "-c", "import zico; print(zico.__file__)")
+    found = subprocess.run(argv, check=True, capture_output=True, text=True, env=os.environ | told).stdout.strip()
+    if not found.startswith(f"{tree}/build"):
+        raise RuntimeError(f"a job would use {found}, not {tree}")
+    return told
 
 
-def measure(pair: Pair, trees: dict[str, Path], options: Namespace) -> list[dict[str, Any]]:
-    """Return the raw figures of each round of each configuration."""
-    chosen(trees["new"])
+def measure(pair: Pair, trees: Trees, options: Namespace) -> list[dict[str, Any]]:
+    """Return the raw figures of each round of each configuration, runs of the trees by turns."""
     common.note(f"{pair.name}: each job alone")
     runner = colocation.Runner(pair, options.seconds, options.warm_up)
     rounds = []
     for number in range(options.repeat):
-        for save, share in ((save, share) for save in options.save for share in options.share):
-            order = TREES if number % 2 == 0 else TREES[::-1]
+        for save, share in itertools.product(options.save, options.share):
             runs = {}
-            for name in order:
-                chosen(trees[name])
+            for name in TREES if number % 2 == 0 else TREES[::-1]:
+                runner.environment = trees[name]
                 runs[name] = runner.attempt(Configuration("zico", share, save=save))
-            failures = [f"{name}: {run['failed']}" for name, run in runs.items() if "failed" in run]
-            ratio = None if failures else _throughput(runs)
-            rounds.append(
-                {
-                    "pair": pair.name,
-                    "share": share,
-                    "save": save,
-                    "order": order,
-                    "ratio": ratio,
-                    "failures": failures,
-                    "runs": runs,
-                }
-            )
-            said = "; ".join(failures) or f"{ratio:.3f}"
-            common.note(f"{pair.name}, {save} at {share} %, round {number + 1}: new over old {said}")
+            rounds.append(_round(pair.name, share, save, runs))
     return rounds
 
 
-def _throughput(runs: dict[str, Any]) -> float:
-    """Return the mean over jobs of the new rate over the old one."""
-    return colocation.throughput(runs["new"]["rates"], runs["old"]["rates"])
+def paced(trees: Trees, options: Namespace) -> list[dict[str, Any]]:
+    """Return the raw figures of pairs whose jobs only wait, both trees at the same time."""
+    rounds = []
+    for number, pair in itertools.product(range(options.repeat), _committed(options)):
+        with tempfile.TemporaryDirectory(prefix="zico-bench-") as directory:
+            jobs = [_copy(job, pair["region_bytes"], Path(directory)) for job in pair["jobs"]]
+            for share in options.share:
+                run = functools.partial(_paced_run, pair, jobs, share, number, options)
+                with concurrent.futures.ThreadPoolExecutor() as pool:
+                    runs = dict(zip(TREES, pool.map(run, (trees[name] for name in TREES)), strict=True))
+                rounds.append(_round(pair["name"], share, "none", runs))
+    return rounds
+
+
+def _committed(options: Namespace) -> list[dict[str, Any]]:
+    pairs = json.loads((common.RESULTS / f"{NAMES['paced']}.json").read_text())["pairs"]
+    named = [{"name": name, **pair} for name, pair in pairs.items() if not options.pair or name in options.pair]
+    return named[:1] if options.smoke else named
+
+
+def _copy(job: dict[str, Any], region_bytes: int, directory: Path) -> Job:
+    path = directory / f"{job['name']}.json"
+    curve = [[t_ns / 1e9, held] for t_ns, held in job["curve"]]
+    facts = {name: job[name] for name in ("iteration_s", "persistent", "jitter")}
+    path.write_text(json.dumps({"curve": curve, "region_bytes": region_bytes} | facts))
+    return Job(job["name"], "benchmarks/paced_job.py", (str(path),))
+
+
+def _paced_run(
+    pair: dict[str, Any], jobs: list[Job], share: int, number: int, options: Namespace, told: dict[str, str]
+) -> dict[str, Any]:
+    seeded = [
+        dataclasses.replace(job, arguments=(*job.arguments, "--seed", str(number * len(jobs) + index)))
+        for index, job in enumerate(jobs)
+    ]
+    budget = share * sum(job["peak"] for job in pair["jobs"]) // 100 * pair["region_bytes"]
+    run = together.run_zico(
+        seeded,
+        *together.ENDLESS,
+        "--seconds",
+        str(options.seconds),
+        policy="zico",
+        budget=f"{budget}B",
+        deadline_s=options.seconds + together.MARGIN_S,
+        told=("--region", f"{pair['region_bytes']}B"),
+        environment=told,
+    )
+    return {"rates": run.rates(options.warm_up), "losses_equal": True, "report": run.report}
+
+
+def _round(pair: str, share: int, save: str, runs: dict[str, Any]) -> dict[str, Any]:
+    failures = [f"{name}: {run['failed']}" for name, run in runs.items() if "failed" in run]
+    ratio = None if failures else colocation.throughput(runs["new"]["rates"], runs["old"]["rates"])
+    common.note(f"{pair}, {save} at {share} %: new over old {'; '.join(failures) or f'{ratio:.3f}'}")
+    return {"pair": pair, "share": share, "save": save, "ratio": ratio, "failures": failures, "runs": runs}
 
 
 def text_of(result: dict[str, Any]) -> str:
@@ -125,17 +174,20 @@ def main() -> int:
     parser.add_argument("--save", action="append", choices=("none", "auto"), help="default: none")
     parser.add_argument("--pair", action="append", help="one of the pairs (default: all)")
     parser.add_argument("--name", default="compare_pairs", help="of the files of results")
+    parser.add_argument("--form", choices=tuple(NAMES), default="trained")
     options = parser.parse_args()
     options.share, options.save = options.share or list(SHARES), options.save or ["none"]
     if options.smoke:
         options.seconds, options.repeat, options.warm_up, options.share = 4.0, 1, 1, [70]
-    settings = {name: getattr(options, name) for name in ("old", "seconds", "repeat", "warm_up")}
+    settings = {name: getattr(options, name) for name in ("old", "form", "seconds", "repeat", "warm_up")}
     result = common.document(options.name, QUESTION, settings)
     result["rounds"] = []
     directory = common.output_directory(options)
     with compare_commits.older(options.old) as old:
-        trees = {"old": old, "new": common.ROOT}
-        for pair in pairs(smoke=options.smoke):
+        trees = {"old": environment(old), "new": environment(common.ROOT)}
+        if options.form == "paced":
+            result["rounds"] = paced(trees, options)
+        for pair in pairs(smoke=options.smoke) if options.form == "trained" else ():
             if not options.pair or pair.name in options.pair:
                 result["rounds"] += measure(pair, trees, options)
                 if directory is not None:

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,12 +69,15 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop this long after the start")
+    parser.add_argument("--losses", type=Path, metavar="FILE", help="write an empty list here: there are none")
     options = parser.parse_args()
     job = json.loads(options.job.read_text())
     ends_s = [t_s for t_s, _ in job["curve"][1:]] + [job["iteration_s"]]
     steps = [(regions, end_s - t_s) for (t_s, regions), end_s in zip(job["curve"], ends_s, strict=True)]
     uneven = np.random.default_rng(options.seed)
     paced = Paced(job["region_bytes"])
+    until_s = time.monotonic() + options.seconds
     for number in itertools.count(1):
         factor = uneven.uniform(1 - job["jitter"], 1 + job["jitter"])
         for regions, seconds in steps:
@@ -83,8 +87,10 @@ def main() -> None:
         with paced.waiting():
             zico.step()
         print(f"iteration {number} ", flush=True)
-        if number == options.iterations:
+        if number == options.iterations or time.monotonic() >= until_s:
             break
+    if options.losses:
+        options.losses.write_text("[]")
 
 
 if __name__ == "__main__":

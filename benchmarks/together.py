@@ -143,6 +143,7 @@ def run_zico(  # noqa: PLR0913 - the traits of a run
     device: str = "host",
     report_to: Path | None = None,
     told: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
     watch: Watch | None = None,
 ) -> Together:
     """Run the jobs under one ``zico run``; what ``--report`` writes goes to ``report_to`` if that is given.
@@ -156,6 +157,7 @@ def run_zico(  # noqa: PLR0913 - the traits of a run
         device: Whose memory they share.
         report_to: A directory.
         told: Further options of ``zico run``.
+        environment: Is added to that of ``zico run``.
         watch: Sees when iterations end.
     """
     with _scratch() as directory:
@@ -176,7 +178,7 @@ def run_zico(  # noqa: PLR0913 - the traits of a run
             *kept,
             *told,
         )
-        with _process((*ZICO, "run", *options, *names, *commands), directory) as process:
+        with _process((*ZICO, "run", *options, *names, *commands), directory, environment) as process:
             ends = _ends({"": process}, [job.name for job in jobs], deadline_s, watch)
         return Together(ends, _losses(jobs, directory), json.loads(report.read_text()))
 
