@@ -94,7 +94,7 @@ test-cuda-tf: $(WHEEL_TF_STAMP) ## Run TensorFlow's build for CUDA over that dri
 	$(WHEEL)/bin/python -m pytest tests/wheel/test_tensorflow_wheel.py
 
 bench-cuda-wheel: $(WHEEL_STAMP) ## Time PyTorch's calls for device memory over a driver of software (3 minutes)
-	$(WHEEL)/bin/python tests/process/software_cuda.py $(WHEEL)/bin/python benchmarks/torch_calls.py --device cuda --name torch_calls-cuda-software
+	$(WHEEL)/bin/python tests/process/support/software_cuda.py $(WHEEL)/bin/python benchmarks/torch_calls.py --device cuda --name torch_calls-cuda-software
 
 # The newest Python packages that machines with GPUs have, with an older PyTorch: an environment of its own, without
 # TensorFlow. The other versions are those of constraints.txt. PyPI's PyTorch is the CUDA build (5 GB): see PIP_FLAGS.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import Script
+from support.scripts import Script
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FIELDS = ("schema_version", "name", "question", "commit", "date", "machine", "versions", "settings")

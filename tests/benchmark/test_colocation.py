@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from cuda_twin import PATIENCE_S, ROOT, compile_once, environment, nvml
+from process.support.cuda_twin import PATIENCE_S, ROOT, compile_once, environment, nvml
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import Script
+from support.scripts import Script
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 DEADLINE_S = 300.0

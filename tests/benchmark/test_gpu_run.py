@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from harness import until
+from support.harness import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

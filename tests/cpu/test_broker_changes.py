@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from members import acquire, check_counters, grab, join, make_pool, release
+from cpu.support.members import acquire, check_counters, grab, join, make_pool, release
 
 from zico.broker import changes
 from zico.broker.members import Member

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from broker_messages import no_descriptor_left, open_descriptors
-from fake_nvml import UUID, Library, Memory
+from cpu.support.broker_messages import no_descriptor_left, open_descriptors
+from cpu.support.fake_nvml import UUID, Library, Memory
+from cpu.support.members import make_pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from members import make_pool
 
 from zico.base.errors import BrokerError, RemoteProtocolError, ZicoError
 from zico.base.units import GIB

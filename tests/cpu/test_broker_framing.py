@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from broker_messages import EXAMPLES, LONGEST_NAME, REPORT, STATUS, WELCOME, framed, messages, raw_frame
+from cpu.support.broker_messages import EXAMPLES, LONGEST_NAME, REPORT, STATUS, WELCOME, framed, messages, raw_frame
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -8,9 +8,9 @@ import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import fake_nvml
 import pytest
-from fake_nvml import UUID, Library, Memory, Process
+from cpu.support import fake_nvml
+from cpu.support.fake_nvml import UUID, Library, Memory, Process
 
 from zico.base.units import GIB, MIB
 from zico.broker import lingering, notes

@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
-from broker_messages import STATUS, no_descriptor_left
+from cpu.support.broker_messages import STATUS, no_descriptor_left
 
 from zico.base.errors import RemoteProtocolError
 from zico.broker.link import PATIENCE_NS, Link

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import fake_nvml
 import pytest
-from fake_nvml import UUID, Library, Memory, Process
+from cpu.support import fake_nvml
+from cpu.support.fake_nvml import UUID, Library, Memory, Process
 
 from zico.base.units import GIB, MIB
 from zico.broker.outside import LOOK_NS, DeviceUse, Outside, OutsideFigures, use_of

@@ -7,7 +7,7 @@ import mmap
 from typing import TYPE_CHECKING
 
 import pytest
-from members import check_counters, grab, join, make_pool, release
+from cpu.support.members import check_counters, grab, join, make_pool, release
 
 from zico.broker.pool_manager import EMPTIED_BYTES, KEPT_NS, PoolManager
 from zico.scheduler.policies import policy_named

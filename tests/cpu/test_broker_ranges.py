@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
-from broker_messages import framed, no_descriptor_left, raw_frame
+from cpu.support.broker_messages import framed, no_descriptor_left, raw_frame
+from cpu.support.members import make_pool
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from members import make_pool
 
 from zico.base.errors import BrokerError, ConfigError, LocalProtocolError, RemoteProtocolError
 from zico.broker import link, transport

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from broker_looks import Watched
+from cpu.support.broker_looks import Watched
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from broker_messages import BROKER_EXAMPLES, CLIENT_EXAMPLES, EXAMPLES
+from cpu.support.broker_messages import BROKER_EXAMPLES, CLIENT_EXAMPLES, EXAMPLES
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from broker_messages import no_descriptor_left, open_descriptors
+from cpu.support.broker_messages import no_descriptor_left, open_descriptors
 
 from zico.base.errors import BrokerError, ConfigError, RemoteProtocolError
 from zico.broker import transport

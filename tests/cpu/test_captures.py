@@ -6,12 +6,11 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_device_timeline import Functions, pool_on
-from test_isolate_twin import REGION_BYTES, jobs
-from test_twin_memory import status
-from test_twin_timeline import Timeline
+from cpu.support.isolated_twin import REGION_BYTES, jobs
+from cpu.support.timeline_functions import Functions, pool_on
+from cpu.support.twin_calls import Timeline, status
+from cpu.support.twin_device import MIB, TwinDevice
 from twin.meanings import register
-from twin_device import MIB, TwinDevice
 
 from zico.heap.cuda import on_stream
 

@@ -8,13 +8,13 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-import fake_nvml
 import msgspec
 import pytest
-from fake_nvml import Library, Memory, Process
+from cpu.support import fake_nvml
+from cpu.support.fake_nvml import Library, Memory, Process
+from cpu.support.twin_device import MIB
 from twin.entry import Refused
 from twin.twin import Twin
-from twin_device import MIB
 
 from zico.base.errors import ConfigError, DriverError
 from zico.base.settings import DeviceMemory, Setting, resolve

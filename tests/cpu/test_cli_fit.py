@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from trace_cases import train
+from cpu.support.trace_cases import train
 
 from zico.cli import main
 from zico.trace.files import write_trace

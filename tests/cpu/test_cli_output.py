@@ -5,9 +5,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from cpu.support.zico_process import HEADLESS
 from hypothesis import given
 from hypothesis import strategies as st
-from zico_process import HEADLESS
 
 from zico.launch import watchdog
 from zico.launch.outsiders import blocking_flag

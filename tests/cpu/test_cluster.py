@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.scheduler_model import plateau, triangle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_model import plateau, triangle
 
 from zico.base.errors import ConfigError
 
@@ -30,7 +30,7 @@ from clusters.workload import generated, like_carma, read_openb, scaled  # noqa:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from scheduler_model import Work
+    from cpu.support.scheduler_model import Work
 
 SECONDS = st.integers(0, 50)
 

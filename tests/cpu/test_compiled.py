@@ -11,10 +11,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import members
 import numpy as np
 import pytest
-from zico_process import HEADLESS
+from cpu.support import members
+from cpu.support.zico_process import HEADLESS
 
 from zico.base import compiled, libc
 from zico.base.processes import started_at

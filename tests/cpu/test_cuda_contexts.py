@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from driver_contract import create, reserve
-from threads import result_in_thread
+from cpu.support.driver_contract import create, reserve
+from cpu.support.threads import result_in_thread
+from cpu.support.twin_device import MIB, TwinDevice
 from twin.twin import Twin
-from twin_device import MIB, TwinDevice
 
 from zico.base.errors import DriverError
 from zico.device import mapping

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from driver_contract import (
+from cpu.support.driver_contract import (
     DriverContract,
     ManagedContract,
     NextTierContract,
@@ -20,8 +20,8 @@ from driver_contract import (
     open_descriptors,
     reserve,
 )
+from cpu.support.twin_device import MIB, TwinDevice
 from twin.twin import Twin
-from twin_device import MIB, TwinDevice
 
 from zico.base.errors import DriverError
 from zico.device.api import close_descriptors

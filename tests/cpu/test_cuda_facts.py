@@ -8,9 +8,9 @@ import uuid
 from typing import Any
 
 import pytest
+from cpu.support.twin_device import MIB
 from cuda.bindings import driver as real
 from twin.twin import Twin
-from twin_device import MIB
 
 from zico.base.errors import ConfigError, DriverError
 from zico.device.cuda import bindings

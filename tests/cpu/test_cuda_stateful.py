@@ -6,10 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
+from cpu.support.twin_device import MIB, TwinDevice
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from twin_device import MIB, TwinDevice
 
 from zico.base.errors import DriverError
 

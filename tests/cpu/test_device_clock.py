@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.swapping_job import SwappingJob, got, swapping
+from cpu.support.swapping_parts import DEADLINE_S
+from cpu.support.twin_world import REGION_BYTES, World
 from hypothesis import given
 from hypothesis import strategies as st
-from swapping_parts import DEADLINE_S
-from test_swap_twin import SwappingJob, got, swapping
-from twin_world import REGION_BYTES, World
 
 from zico.base.errors import DriverError
 from zico.heap.cuda import on_stream

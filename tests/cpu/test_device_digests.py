@@ -7,8 +7,8 @@ import gc
 from typing import TYPE_CHECKING
 
 import pytest
-from twin_tenant import TwinTenant
-from twin_world import REGION_BYTES, World
+from cpu.support.twin_tenant import TwinTenant
+from cpu.support.twin_world import REGION_BYTES, World
 
 from zico.heap.cuda import on_stream
 from zico.pool.fences import NO_FENCE

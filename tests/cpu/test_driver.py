@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import members
 import numpy as np
 import pytest
-from driver_contract import DriverContract, open_descriptors
+from cpu.support import members
+from cpu.support.driver_contract import DriverContract, open_descriptors
 from twin.faulty import FaultyDriver
 
 from zico.base.errors import BrokerError, ConfigError, DriverError

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.kernel_processor import processor
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_processor import processor
 from zico.kernels import encode
 
 from zico.tiers import encodings

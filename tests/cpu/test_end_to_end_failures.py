@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from twin_tenant import TwinTenant
-from twin_world import REGION_BYTES, World
+from cpu.support.twin_tenant import TwinTenant
+from cpu.support.twin_world import REGION_BYTES, World
 
 from zico.base.errors import DriverError
 

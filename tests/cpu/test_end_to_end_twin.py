@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cpu.support.members import counters
+from cpu.support.twin_tenant import TwinTenant
+from cpu.support.twin_world import REGION_BYTES, World
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from members import counters
-from twin_tenant import TwinTenant
-from twin_world import REGION_BYTES, World
 
 if TYPE_CHECKING:
-    from twin_world import Tensor
+    from cpu.support.twin_world import Tensor
 
 KIB = 1 << 10
 DEADLINE_S = 60.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from members import Tenant, tenants
+from cpu.support.members import Tenant, tenants
 
 from zico.heap.layout import GRANULE_BYTES, PLACE, PLAN_ENTRIES
 from zico.heap.plan_thread import Planning

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from test_names import ROOT, texts
+from cpu.support.source_texts import ROOT, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from test_graph_memory import KIB, MIB, POOL, Grapher, Job, pair  # noqa: F401 - a fixture
+from cpu.support.graph_jobs import KIB, POOL, Grapher, Job, pair  # noqa: F401 - a fixture
+from cpu.support.twin_device import MIB
 from zico.adapters import torch_trees
 from zico.adapters.torch_trees import Trees
 

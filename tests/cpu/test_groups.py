@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from harness import until
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-from members import (
+from cpu.support.members import (
     HOUR_NS,
     acquire,
     check_counters,
@@ -26,7 +23,10 @@ from members import (
     release,
     tenants,
 )
-from threads import in_thread
+from cpu.support.threads import in_thread
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.harness import until
 
 from zico.broker.admission import admit_all
 from zico.broker.views import ProfileCache, looks_of, pool_view

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pytest
-from members import make_pool
+from cpu.support.members import make_pool
 
 from zico.base.errors import BrokerError
 from zico.broker.handover import Entry, Inherited, Note, NoteKeeper, take_over

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from heap_machine import HeapMachine
+from cpu.support.heap_machine import HeapMachine
+from cpu.support.members import Tenant, check_counters, free_list, job_of, tenants
 from hypothesis import settings
-from members import Tenant, check_counters, free_list, job_of, tenants
 
 from zico.heap import allocator
 from zico.heap.layout import GRANULE_BYTES, Arena

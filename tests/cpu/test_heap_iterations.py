@@ -6,9 +6,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hammering import blocks_of_nobody, hammer
-from members import Tenant, check_counters, job_of, make_pool, tenants
-from threads import DEADLINE_S, in_thread, until
+from cpu.support.members import Tenant, check_counters, job_of, make_pool, tenants
+from cpu.support.threads import DEADLINE_S, in_thread, until
+from support.hammering import blocks_of_nobody, hammer
 
 from zico.heap import allocator
 from zico.heap.layout import GRANULE_BYTES

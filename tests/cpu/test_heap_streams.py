@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 import pytest
-from device_jobs import DEADLINE_S, MIB, jobs
-from device_tenant import DeviceTenant, Tensor
-from harness import until
-from software_device import INVALID_HANDLE, SoftwareDevice
+from cpu.support.device_jobs import DEADLINE_S, MIB, jobs
+from cpu.support.device_tenant import DeviceTenant, Tensor
+from cpu.support.software_device import INVALID_HANDLE, SoftwareDevice
+from support.harness import until
 
 from zico.base.compiled import compiled
 from zico.heap import allocator

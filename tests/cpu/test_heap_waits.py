@@ -8,11 +8,11 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-import members
 import numpy as np
 import pytest
-from members import check_counters, give_profile, job_of, make_pool, tenants
-from threads import DEADLINE_S, in_thread, until
+from cpu.support import members
+from cpu.support.members import check_counters, give_profile, job_of, make_pool, tenants
+from cpu.support.threads import DEADLINE_S, in_thread, until
 
 from zico.base.errors import ConfigError
 from zico.heap.build import Heap

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from heap_machine import HeapMachine
+from cpu.support.heap_machine import HeapMachine
+from cpu.support.isolated import N_REGIONS, REGION_BYTES, IsolatedTenant, Refusing, bytes_found, fill, isolated, take
+from cpu.support.members import acquire, check_counters, free_list, is_mapped, job_of, owners
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
-from isolated import N_REGIONS, REGION_BYTES, IsolatedTenant, Refusing, bytes_found, fill, isolated, take
-from members import acquire, check_counters, free_list, is_mapped, job_of, owners
 
 from zico.heap import allocator
 
@@ -92,7 +92,7 @@ with members.make_pool(4, region_bytes=1 << 16, isolate={isolate}) as pool, memb
 def test_a_stray_access_to_freed_memory_is_a_fault(*, isolate: bool) -> None:
     """Invariant 11: a process that reads what it has freed dies of SIGSEGV; without isolation it would read on."""
     code = STRAY.format(isolate=isolate)
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     done = subprocess.run([sys.executable, "-c", code], cwd=here, timeout=DEADLINE_S, capture_output=True, check=False)
     assert done.returncode == (-signal.SIGSEGV if isolate else 0), done.stderr
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from device_jobs import DEADLINE_S, MIB, jobs, make_device_pool, train_beside
+from cpu.support.device_jobs import DEADLINE_S, MIB, jobs, make_device_pool, train_beside
+from cpu.support.members import check_counters, counters, is_mapped, job_of, join
+from cpu.support.software_device import INVALID_HANDLE, SoftwareDevice
+from cpu.support.timeline_machine import HeapTimelineMachine
 from hypothesis import settings
 from hypothesis.stateful import invariant
-from members import check_counters, counters, is_mapped, job_of, join
-from software_device import INVALID_HANDLE, SoftwareDevice
-from timeline_machine import HeapTimelineMachine
 
 from zico.base.errors import ConfigError
 from zico.heap.build import Heap
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from device_tenant import DeviceTenant, Tensor
+    from cpu.support.device_tenant import DeviceTenant, Tensor
 
 
 def guards(tenant: DeviceTenant) -> Any:  # noqa: ANN401 - an array of GUARD

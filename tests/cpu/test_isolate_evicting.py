@@ -6,9 +6,9 @@ import ctypes
 from typing import TYPE_CHECKING
 
 import pytest
-from isolated import N_REGIONS, REGION_BYTES, IsolatedTenant, Refusing, bytes_found, fill, isolated
-from members import check_counters, is_mapped
-from test_evicting import evict, take_back
+from cpu.support.evicting_parts import evict, take_back
+from cpu.support.isolated import N_REGIONS, REGION_BYTES, IsolatedTenant, Refusing, bytes_found, fill, isolated
+from cpu.support.members import check_counters, is_mapped
 
 from zico.base.libc import libc_address
 from zico.heap import allocator

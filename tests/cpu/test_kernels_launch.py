@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cpu.support.twin_device import TwinDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twin.meanings import register
-from twin_device import TwinDevice
 from zico.kernels import launch, prepare, progress, scrub, spin
 
 from zico.base.compiled import array_at, compiled

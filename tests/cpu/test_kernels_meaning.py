@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.kernel_processor import processor
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kernel_processor import processor
 from zico.kernels import digest, encode, progress, scrub, spin
 from zico.kernels.prepare import KERNELS
 

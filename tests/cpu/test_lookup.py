@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CHECKS = Path(__file__).with_name("lookup_checks.py")
+CHECKS = Path(__file__).with_name("support") / "lookup_checks.py"
 
 
 def test_a_library_finds_our_functions_and_everything_else_as_before() -> None:

@@ -6,10 +6,10 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from device_jobs import DEADLINE_S, MIB, jobs
-from harness import until
-from members import counters, job_of
-from software_device import INVALID_HANDLE, REFUSED, SoftwareDevice
+from cpu.support.device_jobs import DEADLINE_S, MIB, jobs
+from cpu.support.members import counters, job_of
+from cpu.support.software_device import INVALID_HANDLE, REFUSED, SoftwareDevice
+from support.harness import until
 
 from zico.heap import allocator
 from zico.heap.cuda import on_stream
@@ -18,7 +18,7 @@ from zico.heap.cuda.streams import LOST
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from device_tenant import DeviceTenant
+    from cpu.support.device_tenant import DeviceTenant
 
 UNKNOWN = 999
 """CUDA_ERROR_UNKNOWN, of which cuda.h does not say that the context is lost."""

@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from members import tenants
-from threads import DEADLINE_S, in_thread, until
+from cpu.support.members import tenants
+from cpu.support.threads import DEADLINE_S, in_thread, until
 
 from zico.heap.layout import GRANULE_BYTES
 from zico.swap.joining import HeapGauge
@@ -20,7 +20,7 @@ from zico.swap.mover import Figures
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from members import Tenant
+    from cpu.support.members import Tenant
 
 LONGER_THAN_A_STANDSTILL_S = 0.5
 

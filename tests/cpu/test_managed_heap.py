@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from cpu.support.twin_tenant import TwinTenant
+from cpu.support.twin_world import REGION_BYTES, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twin_tenant import TwinTenant
-from twin_world import REGION_BYTES, World
 
 from zico.base.errors import ConfigError, DriverError
 from zico.heap.cuda.managed_window import FLAGS, SIDE_STREAMS, SLOT_BYTES, cut, open_window
@@ -22,7 +22,7 @@ from zico.paging.layout import PAGING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from twin_world import Tensor
+    from cpu.support.twin_world import Tensor
 
 BUDGET = 6
 SLOTS = 48

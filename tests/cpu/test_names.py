@@ -6,19 +6,16 @@ import ast
 import configparser
 import functools
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from cpu.support.source_texts import ROOT, files, text_of, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-RECORDS = ("CHANGELOG.md", "docs/results-history.md", "benchmarks/results/")
-"""Pages that say what was there."""
 LIBRARIES = frozenset({"cuda", "cupy", "deepspeed", "jax", "keras", "lightning", "numba", "optuna", "ray"})
 LIBRARIES |= {"tensorflow", "torch", "transformers", "xla", *sys.stdlib_module_names}
 """What others call so: ``torch.relu`` is PyTorch's, and the adapter is ``zico.adapters.torch``."""
@@ -37,14 +34,6 @@ Scope = dict[str, ast.AST]
 
 
 # -- what there is ---------------------------------------------------------------------------------
-
-
-@functools.cache
-def files() -> tuple[str, ...]:
-    """Return the paths of the repository's files."""
-    argv = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
-    return tuple(name for name in listed.stdout.splitlines() if (ROOT / name).is_file())
 
 
 @functools.cache
@@ -172,23 +161,6 @@ def unknown_files(text: str) -> list[str]:
         if (name.partition("/")[0] in folders or ("/" not in name and name.endswith(".md")))
         and name not in endings() | WRITTEN
     ]
-
-
-def texts(*folders: str) -> Iterator[tuple[str, str]]:
-    """Yield the programs and pages in some folders, but for records; no folder: all."""
-    for name in files():
-        if (
-            name.endswith((".py", ".md", ".c", ".cpp"))
-            and name.startswith(folders or "")
-            and not name.startswith(RECORDS)
-        ):
-            yield name, text_of(name)
-
-
-@functools.cache
-def text_of(name: str) -> str:
-    """Return what is in a file of the repository."""
-    return (ROOT / name).read_text()
 
 
 def test_dotted_names_lead_to_code() -> None:

@@ -7,17 +7,17 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cpu.support.twin_tenant import TwinTenant
+from cpu.support.twin_world import REGION_BYTES, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twin_tenant import TwinTenant
-from twin_world import REGION_BYTES, World
 
 from zico.base.libc import libc_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from twin_world import Tensor
+    from cpu.support.twin_world import Tensor
 
 BUDGET = 4
 HOST_BYTES = 64 * REGION_BYTES

@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from cpu.support.members import make_pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from members import make_pool
 
 from zico.broker.views import ProfileCache, pool_view
 from zico.pool import groups, regions

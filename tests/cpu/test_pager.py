@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty_tier import FaultyTier
-from harness import until
+from cpu.support.faulty_tier import FaultyTier
+from cpu.support.members import join, make_pool
+from cpu.support.paged_window import BLOCK_BYTES, BLOCKS, JOIN_S, PagedWindow, ring_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from members import join, make_pool
-from paged_window import BLOCK_BYTES, BLOCKS, JOIN_S, PagedWindow, ring_of
+from support.harness import until
 
 from zico.base.compiled import array_at, compiled
 from zico.base.errors import ConfigError, DriverError

@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from members import Tenant, check_counters, give_profile, grab, job_of, joined, make_pool, tenants
-from threads import DEADLINE_S, in_thread, until
+from cpu.support.members import Tenant, check_counters, give_profile, grab, job_of, joined, make_pool, tenants
+from cpu.support.threads import DEADLINE_S, in_thread, until
 
 from zico.broker.admission import admit_all
 from zico.broker.views import ProfileCache, pool_view

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.training_loops import Network, Recording, smartpool_period, trained
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from training_loops import Network, Recording, smartpool_period, trained
 
 from zico.trace.iterations import NO_PERIOD, Segmentation, segment
 

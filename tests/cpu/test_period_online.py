@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cpu.support.training_loops import Network, Recording, trained
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_loops import Network, Recording, trained
 
 from zico.trace import online
 from zico.trace.online import HISTORY, MEMORY_BYTES, TRACKER

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
+from cpu.support.members import Tenant, tenants
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from members import Tenant, tenants
 
 from zico.heap.layout import GRANULE_BYTES
 from zico.pool.regions import claim_of

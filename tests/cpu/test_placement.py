@@ -7,9 +7,9 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
+from cpu.support.room_cases import ALWAYS_HIGH, JOBS, OTHER, REGION, record
 from hypothesis import given
 from hypothesis import strategies as st
-from test_sweep_room import ALWAYS_HIGH, JOBS, OTHER, REGION, record
 
 from zico.base.errors import BrokerError, ConfigError, ProblemError
 from zico.base.settings import DeviceMemory, Setting, device_of, devices_of, resolve

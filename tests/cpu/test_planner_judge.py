@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cpu.support.planner_cases import problems
 from hypothesis import given
 from hypothesis import strategies as st
-from planner_cases import problems
 
 from zico.planning.packing.judge import held_regions, judge, live_bytes, mean_over_time
 from zico.planning.packing.problem import Plan, Problem

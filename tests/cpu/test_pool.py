@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from members import (
+from cpu.support.members import (
     acquire,
     bare_list,
     check_counters,

@@ -5,10 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
-from members import (
+from cpu.support.members import (
     HOUR_NS,
     acquire,
     bare_list,
@@ -22,7 +19,10 @@ from members import (
     owners,
     release,
 )
-from pool_model import INSIDE, ModelJob, ModelledPool, need, when_possible
+from cpu.support.pool_model import INSIDE, ModelJob, ModelledPool, need, when_possible
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
 
 from zico.pool import boundaries, mutex, waits
 from zico.pool.layout import NOBODY, JobState

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from members import HOUR_NS, acquire, check_counters, give_profile, grab, job_of, joined, make_pool, release
-from pool_model import INSIDE
+from cpu.support.members import HOUR_NS, acquire, check_counters, give_profile, grab, job_of, joined, make_pool, release
+from cpu.support.pool_model import INSIDE
 
 from zico.base.compiled import compiled, entry
 from zico.pool import boundaries, deaths, results, rules, waits

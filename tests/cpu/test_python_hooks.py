@@ -7,8 +7,8 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from device_tenant import DeviceTenant
-from hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
+from cpu.support.device_tenant import DeviceTenant
+from cpu.support.hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
 
 from zico.heap.cuda import python_hooks
 from zico.heap.layout import Attached

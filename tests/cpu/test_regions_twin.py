@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from driver_contract import open_descriptors
-from twin_tenant import TwinTenant
-from twin_world import REGION_BYTES, World
+from cpu.support.driver_contract import open_descriptors
+from cpu.support.twin_tenant import TwinTenant
+from cpu.support.twin_world import REGION_BYTES, World
 
 from zico.heap.cuda import on_stream
 from zico.pool import regions

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cpu.support.report_cases import record
 
 from zico.base.errors import ConfigError
 from zico.base.units import MIB
 from zico.broker.protocol.messages import WaitKind
 from zico.lab.simulator.jobs_file import read_jobs
 from zico.report.files import write_jobs
-from zico.report.model import PoolFigures, Record, RunReport
+from zico.report.model import PoolFigures, RunReport
 from zico.report.picture import (
     MAX_COLUMNS,
     OUT_LABEL,
@@ -28,36 +29,6 @@ from zico.report.picture import (
 from zico.scheduler.simulate import peak_of
 
 REPORT = RunReport(device="host", policy="zico", budget_bytes=64 * MIB, pool=PoolFigures(), jobs=())
-
-
-def record(iterations: int, samples_per_iteration: int = 50) -> Record:
-    """Return two jobs whose sawtooth iterations of a second are half a second apart."""
-    n = iterations * samples_per_iteration
-    t_s = np.arange(n) / samples_per_iteration
-    held = np.stack([(t_s % 1.0), ((t_s + 0.5) % 1.0)], axis=1) * 40 * MIB
-    ends = np.arange(1, iterations, dtype=np.float64)
-    return Record(
-        names=("a", "b"),
-        peak_bytes=np.array([44, 40]) * MIB,
-        budget_t_s=np.zeros(1),
-        budget_bytes=np.array([64 * MIB]),
-        t_s=t_s,
-        held_bytes=held.astype(np.int64),
-        out_bytes=np.zeros_like(held, np.int64),
-        physical_bytes=np.full(n, 60 * MIB),
-        boundary_job=np.repeat([0, 1], len(ends)),
-        boundary_t_s=np.concatenate([ends, ends + 0.5]),
-        wait_job=np.array([0, 1]),
-        wait_t_s=np.array([[1.0, 1.1], [1.5, 1.7]]),
-        wait_kind=np.array([0, 1]),
-        blocker_wait=np.array([0]),
-        blocker_job=np.array([1]),
-        iteration_s=np.array([1.0, 0.0]),
-        persistent_bytes=np.zeros(2, np.int64),
-        profile_job=np.zeros(2, np.int64),
-        profile_t_s=np.array([0.0, 0.5]),
-        profile_bytes=np.array([20, 40]) * MIB,
-    )
 
 
 def test_what_lies_in_a_tier_hangs_below_the_axis() -> None:

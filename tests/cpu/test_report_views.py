@@ -7,17 +7,16 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pytest
-from test_report_picture import record
+from cpu.support.report_cases import EVIL, Parsed, run
 
 from zico.base.units import MIB
-from zico.broker.protocol.messages import Saving, WaitKind
-from zico.report.model import JobFigures, PoolFigures, Record, RunReport
+from zico.broker.protocol.messages import WaitKind
+from zico.report.model import RunReport
 from zico.report.page import NOBODY, page, waited_for_s, write_page
 from zico.report.perfetto import ITERATIONS_TID, POOL_PID, WAIT_TIDS, events, write_trace
 from zico.report.picture import draw
@@ -25,30 +24,6 @@ from zico.report.table import COLUMNS, job_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-EVIL = '</script><b id="evil">&amp;'
-
-
-def run(name: str = "a") -> tuple[RunReport, Record]:
-    """Return a run of two jobs, the first with this name; b waits for it twice, with one wait seen to end late."""
-    jobs = (
-        JobFigures(
-            name=name, command=f"python {EVIL}", exit_code=0, wall_s=3.0, iterations=4, iterations_per_s=1.25,
-            waited_s=0.1, peak_bytes=40 * MIB, peak_tensor_bytes=39 * MIB, pool_fraction=0.999,
-        ),
-        JobFigures(name="b", command="x", exit_code=3, wall_s=3.0, saving=Saving(how="swap", out_bytes=5 * MIB)),
-    )  # fmt: skip
-    report = RunReport(device="host", policy="zico", budget_bytes=64 * MIB, pool=PoolFigures(stalls=1), jobs=jobs)
-    history = dataclasses.replace(
-        record(5),
-        names=(name, "b"),
-        wait_job=np.array([0, 1, 1, 1]),
-        wait_t_s=np.array([[1.0, 1.1], [1.7, 1.85], [1.8, 1.9], [2.5, 2.6]]),
-        wait_kind=np.array([0, 1, 1, 0]),
-        blocker_wait=np.array([0, 1, 2]),
-        blocker_job=np.array([1, 0, 0]),
-    )
-    return report, history
 
 
 # -- the trace -------------------------------------------------------------------------------------
@@ -95,47 +70,6 @@ def test_iterations_begin_after_their_wait_and_waits_name_whom_they_are_for() ->
 
 
 # -- the page --------------------------------------------------------------------------------------
-
-
-class Parsed(HTMLParser):
-    """What a page has: its elements, cells of its tables, titles of its shapes, and texts."""
-
-    def __init__(self, text: str) -> None:
-        """Parse the page."""
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.rows: dict[str, list[list[str]]] = {}
-        self.titles: list[str] = []
-        self.script = ""
-        self._table, self._in = "", ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element."""
-        self.elements.append((tag, dict(attrs)))
-        self._in = tag
-        if tag == "table":
-            self._table = str(dict(attrs)["id"])
-            self.rows[self._table] = []
-        elif tag == "tr":
-            self.rows[self._table].append([])
-        elif tag in ("td", "th"):
-            self.rows[self._table][-1].append("")
-        elif tag == "title":
-            self.titles.append("")
-
-    def handle_endtag(self, _tag: str) -> None:
-        """Leave the element."""
-        self._in = ""
-
-    def handle_data(self, data: str) -> None:
-        """Note text."""
-        if self._in in ("td", "th"):
-            self.rows[self._table][-1][-1] += data
-        elif self._in == "title":
-            self.titles[-1] += data
-        elif self._in == "script":
-            self.script += data
 
 
 def test_the_page_has_the_figures_and_tells_who_waited_for_whom() -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.scheduler_cases import Debt, some_order_works
+from cpu.support.scheduler_model import MS, Work, plateau, triangle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_cases import Debt, some_order_works
-from scheduler_model import MS, Work, plateau, triangle
 
 from zico.base.records import dtype_of
 from zico.scheduler.best_schedule import Cells, ScheduleRecord, best_run, bit_of, cells_of, graph, solve

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from cpu.support.scheduler_cases import WORKS, Debt, Eager, smallest_budget, some_order_works
+from cpu.support.scheduler_model import Model, Work
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scheduler_cases import WORKS, Debt, Eager, smallest_budget, some_order_works
-from scheduler_model import Model, Work
 
 from zico.pool.rules import is_safe
 

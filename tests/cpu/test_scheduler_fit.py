@@ -6,10 +6,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cpu.support.scheduler_cases import WORKS, smallest_budget
+from cpu.support.scheduler_model import MS, Work, plateau, triangle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_cases import WORKS, smallest_budget
-from scheduler_model import MS, Work, plateau, triangle
 
 from zico.base.errors import ProblemError
 from zico.base.units import MIB

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from cpu.support.scheduler_cases import smallest_budget
+from cpu.support.scheduler_model import EVENTS_PER_STEP, MS, Work, plateau
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_cases import smallest_budget
-from scheduler_model import EVENTS_PER_STEP, MS, Work, plateau
 
 from zico.scheduler.packed import Compiled
 from zico.scheduler.plan import decide

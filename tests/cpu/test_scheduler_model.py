@@ -6,10 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
+from cpu.support.scheduler_cases import WORKS, smallest_budget
+from cpu.support.scheduler_model import MS, Model, Outcome, Work, plateau, triangle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_cases import WORKS, smallest_budget
-from scheduler_model import MS, Model, Outcome, Work, plateau, triangle
 
 from zico.scheduler.policies import policy_named
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.scheduler_cases import smallest_budget
+from cpu.support.scheduler_model import MS, Model, Outcome, Work, plateau, triangle
+from cpu.support.scheduler_views import in_pool, keeping, that_yields
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_cases import smallest_budget
-from scheduler_model import MS, Model, Outcome, Work, plateau, triangle
-from scheduler_views import in_pool, keeping, that_yields
 
 from zico.pool.layout import JobState
 from zico.pool.rules import STILL_ITERATIONS, STILL_NS

@@ -8,10 +8,10 @@ import sys
 
 import numpy as np
 import pytest
+from cpu.support.scheduler_cases import Debt, some_order_works
+from cpu.support.scheduler_views import claim, in_pool, planned, remaining, smallest_delay, that_yields, total
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
-from scheduler_cases import Debt, some_order_works
-from scheduler_views import claim, in_pool, planned, remaining, smallest_delay, that_yields, total
 
 from zico.base.errors import ConfigError
 from zico.pool.layout import JobState

@@ -6,9 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
+from cpu.support.scheduler_model import MS, plateau, triangle
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_model import MS, plateau, triangle
 
 from zico.base.errors import ProblemError
 from zico.scheduler.policies import policy_named

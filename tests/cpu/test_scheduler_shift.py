@@ -6,9 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scheduler_views import (
+from cpu.support.scheduler_views import (
     Shift,
     Staircase,
     claim,
@@ -20,6 +18,8 @@ from scheduler_views import (
     total,
     total_of,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from zico.pool.layout import JobState
 from zico.scheduler import demand

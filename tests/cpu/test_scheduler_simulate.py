@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from scheduler_cases import Eager
-from scheduler_model import MS, Work, plateau, triangle
+from cpu.support.scheduler_cases import Eager
+from cpu.support.scheduler_model import MS, Work, plateau, triangle
 
 from zico.base.errors import ProblemError
 from zico.lab.simulator.device_models import device_model_named

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from device_tenant import DeviceTenant
+from cpu.support.device_tenant import DeviceTenant
+from cpu.support.software_device import SoftwareDevice
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from software_device import SoftwareDevice
 
 from zico.heap.cuda import on_stream
 from zico.heap.cuda.layout import CHUNK, CHUNK_BYTES, MAX_CHUNKS, UNIT_SIZES

@@ -8,9 +8,9 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from members import PAGE_BYTES, Tenant, check_counters, tenants
-from test_evicting import _Writers as Writers
-from threads import DEADLINE_S, in_thread, until
+from cpu.support.evicting_parts import Writers
+from cpu.support.members import PAGE_BYTES, Tenant, check_counters, tenants
+from cpu.support.threads import DEADLINE_S, in_thread, until
 
 from zico.heap import state_offload
 from zico.heap.layout import GRANULE_BYTES, Attached

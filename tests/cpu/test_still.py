@@ -11,7 +11,18 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from members import HOUR_NS, Tenant, acquire, give_profile, grab, job_of, joined, make_pool, release, tenants
+from cpu.support.members import (
+    HOUR_NS,
+    Tenant,
+    acquire,
+    give_profile,
+    grab,
+    job_of,
+    joined,
+    make_pool,
+    release,
+    tenants,
+)
 
 from zico.broker.views import ProfileCache, pool_view
 from zico.pool import boundaries, results, still, waits

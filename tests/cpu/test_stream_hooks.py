@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from members import join
-from software_device import SoftwareDevice
+from cpu.support.members import join
+from cpu.support.software_device import SoftwareDevice
 
 from zico.heap.build import Heap
 from zico.heap.cuda import hooks

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from cpu.support.swapping_parts import DEADLINE_S, Array, Shelf, make_mover
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from swapping_parts import DEADLINE_S, Array, Shelf, make_mover
 
 from zico.base.errors import SwapError
 from zico.swap.mover import Place

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
+from cpu.support.swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
 
 from zico.base.errors import ConfigError
 from zico.planning.packing.problem import NoPlan, Reason

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from cpu.support.threads import in_thread
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from threads import in_thread
 
 from zico.base.compiled import compiled, exchange
 from zico.base.units import MIB

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from faulty_tier import FaultyTier
+from cpu.support.faulty_tier import FaultyTier
 
 from zico.base.errors import ConfigError
 from zico.tiers import destinations

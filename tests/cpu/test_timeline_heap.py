@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_jobs import DEADLINE_S, KIB, MIB, REGION_BYTES, jobs, train_beside
+from cpu.support.device_jobs import DEADLINE_S, KIB, MIB, REGION_BYTES, jobs, train_beside
+from cpu.support.members import counters, issued
+from cpu.support.software_device import INVALID_HANDLE, SoftwareDevice
+from cpu.support.timeline_machine import HeapTimelineMachine
 from hypothesis import settings
-from members import counters, issued
-from software_device import INVALID_HANDLE, SoftwareDevice
-from timeline_machine import HeapTimelineMachine
 
 from zico.heap import allocator
 from zico.heap.cuda import on_stream

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.members import check_counters, counters, free_list, issued, join, make_pool
+from cpu.support.software_device import SoftwareDevice
+from cpu.support.timeline_jobs import Job, Use, joined, make_timeline_pool
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from members import check_counters, counters, free_list, issued, join, make_pool
-from software_device import SoftwareDevice
-from timeline_jobs import Job, Use, joined, make_timeline_pool
 
 from zico.pool import deaths, fences, mutex, regions, waits
 from zico.pool.layout import NOBODY, JobState

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from device_tenant import DeviceTenant
-from harness import until
-from members import check_counters, counters, fence, issued, job_of, join
-from software_device import INVALID_HANDLE, SoftwareDevice
+from cpu.support.device_tenant import DeviceTenant
+from cpu.support.members import check_counters, counters, fence, issued, job_of, join
+from cpu.support.software_device import INVALID_HANDLE, SoftwareDevice
+from support.harness import until
 
 from zico.pool import fences, mutex, regions
 from zico.pool.layout import NOBODY, STREAMS, JobState

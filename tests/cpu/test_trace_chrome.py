@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trace_cases import train
+from cpu.support.trace_cases import train
 
 from zico.base.errors import TraceError
 from zico.trace.chrome import BEFORE, chrome_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trace_cases import MIB, Loop, train
+from cpu.support.trace_cases import MIB, Loop, train
 
 from zico.planning.packing.from_trace import iteration_problem
 from zico.trace.classes import NOT_READ, TensorClass, classify, classify_trace, last_reads

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
+from cpu.support.trace_cases import Loop, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_cases import Loop, train
 
 from zico.base.errors import TraceError
 from zico.trace.events import EVENT, NO_NAME, Kind, Origin, Trace

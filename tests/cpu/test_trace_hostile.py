@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
+from cpu.support.trace_cases import Loop, train
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from trace_cases import Loop, train
 
 from zico.base.errors import TraceError
 from zico.trace.chrome import chrome_bytes

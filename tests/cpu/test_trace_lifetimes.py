@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cpu.support.trace_cases import MIB, STEP_NS, Loop, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_cases import MIB, STEP_NS, Loop, train
 
 from zico.base.errors import TraceError
 from zico.planning.packing.from_trace import iteration_problem

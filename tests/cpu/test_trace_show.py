@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from trace_cases import MIB, STEP_NS, Loop, train
+from cpu.support.trace_cases import MIB, STEP_NS, Loop, train
 
 from zico.cli import main
 from zico.planning.packing.from_trace import iteration_problem

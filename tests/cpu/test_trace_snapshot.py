@@ -7,7 +7,7 @@ import pickletools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trace_cases import Loop, train
+from cpu.support.trace_cases import Loop, train
 
 from zico.base.errors import TraceError
 from zico.trace.events import Kind, Origin, Trace

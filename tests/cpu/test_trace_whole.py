@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import zstandard
-from trace_cases import MIB, Loop, train
+from cpu.support.trace_cases import MIB, Loop, train
 
 from zico.base.errors import TraceError
 from zico.cli import main

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from driver_contract import create, reserve
+from cpu.support.driver_contract import create, reserve
+from cpu.support.twin_device import TwinDevice
 from twin.meanings import IMAGE, register
-from twin_device import TwinDevice
 from zico.kernels import launch, progress, scrub, spin
 from zico.kernels.launch import LAUNCHER
 from zico.kernels.prepare import KERNELS

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 
 import pytest
+from cpu.support.twin_device import MIB, TwinDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twin.managed import PAGE_BYTES
-from twin_device import MIB, TwinDevice
 
 from zico.base.errors import DriverError
 from zico.device.cuda.managed import allocate

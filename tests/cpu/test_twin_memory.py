@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from cpu.support.twin_calls import FD, UNIT, access, create, mapped, prop, reserve, status
+from cpu.support.twin_device import DEADLINE_S
 from cuda.bindings import driver as real
 from twin.entry import Refused
 from twin.memory import ALIAS
 from twin.twin import Twin
-from twin_device import DEADLINE_S, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-UNIT = 2 * MIB
-FD = real.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 @pytest.fixture
@@ -31,52 +29,6 @@ def twin() -> Iterator[Twin]:
     with Twin(total_bytes=8 * UNIT) as twin:
         assert status(twin.cuInit(0)) == "SUCCESS"
         yield twin
-
-
-def status(result: tuple[Any, ...]) -> str:
-    """Return the short name of a result's status."""
-    return str(result[0].name).removeprefix("CUDA_ERROR_").removeprefix("CUDA_")
-
-
-def prop(**changes: Any) -> Any:  # noqa: ANN401 - a CUmemAllocationProp
-    """Describe exportable memory of device 0, with changes."""
-    made = real.CUmemAllocationProp()
-    made.type = changes.get("type", real.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED)
-    made.location.type = changes.get("place", real.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
-    made.location.id = changes.get("device", 0)
-    made.requestedHandleTypes = changes.get("handles", FD)
-    return made
-
-
-def access(flags: Any = real.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE, device: int = 0) -> Any:  # noqa: ANN401
-    """Describe access by a device."""
-    made = real.CUmemAccessDesc()
-    made.location.type = real.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    made.location.id = device
-    made.flags = flags
-    return made
-
-
-def create(twin: Twin, size_bytes: int = UNIT) -> int:
-    """Create a handle."""
-    result = twin.cuMemCreate(size_bytes, prop(), 0)
-    assert status(result) == "SUCCESS"
-    return int(result[1])
-
-
-def reserve(twin: Twin, size_bytes: int = 4 * UNIT) -> int:
-    """Reserve addresses."""
-    result = twin.cuMemAddressReserve(size_bytes, 0, 0, 0)
-    assert status(result) == "SUCCESS"
-    return int(result[1])
-
-
-def mapped(twin: Twin) -> tuple[int, int]:
-    """Return a handle and the address where it is mapped and open."""
-    handle, address = create(twin), reserve(twin)
-    assert status(twin.cuMemMap(address, UNIT, 0, handle, 0)) == "SUCCESS"
-    assert status(twin.cuMemSetAccess(address, UNIT, [access()], 1)) == "SUCCESS"
-    return handle, address
 
 
 def host_prop(**changes: Any) -> Any:  # noqa: ANN401 - a CUmemAllocationProp
@@ -233,7 +185,7 @@ def test_memory_that_nobody_asked_to_export_is_not_exported(twin: Twin) -> None:
 CHILD = """
 import sys
 from cuda.bindings import driver as real
-from test_twin_memory import FD, access
+from cpu.support.twin_calls import FD, access
 from twin.twin import Twin
 UNIT = 2 << 20
 with Twin() as twin:

@@ -3,54 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
+from cpu.support.twin_calls import Timeline, mapped, status
+from cpu.support.twin_device import DEADLINE_S, MIB
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_twin_memory import mapped, status
-from twin.twin import Twin
-from twin_device import DEADLINE_S, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from twin.twin import Twin
+
 UNIT = 2 * MIB
 COUNTER = b".entry count(.param .u64 at)"
-
-
-class Timeline:
-    """A twin with a context and some counters that the device sees."""
-
-    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - the twin's
-        """Register a page of counters."""
-        self.twin = Twin(**settings)
-        self.twin.cuInit(0)
-        self.twin.cuCtxSetCurrent(self.twin.cuDevicePrimaryCtxRetain(0)[1])
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)
-        self.words = np.frombuffer(self._page, np.int64)
-        self.twin.cuMemHostRegister(self.words.ctypes.data, mmap.PAGESIZE, 3)
-        self.base = int(self.twin.cuMemHostGetDevicePointer(self.words.ctypes.data, 0)[1])
-
-    def stream(self) -> Any:  # noqa: ANN401 - a CUstream
-        """Create a stream."""
-        return self.twin.cuStreamCreate(1)[1]
-
-    def write(self, stream: Any, word: int, value: int) -> str:  # noqa: ANN401
-        """Enqueue a write."""
-        return status(self.twin.cuStreamWriteValue64(stream, self.base + 8 * word, value, 0))
-
-    def wait(self, stream: Any, word: int, value: int, flags: int = 0) -> str:  # noqa: ANN401
-        """Enqueue a wait."""
-        return status(self.twin.cuStreamWaitValue64(stream, self.base + 8 * word, value, flags))
-
-    def synchronize(self, stream: Any) -> str:  # noqa: ANN401
-        """Wait for a stream."""
-        return status(self.twin.cuStreamSynchronize(stream))
 
 
 @pytest.fixture

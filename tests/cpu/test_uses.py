@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.members import join, make_pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from members import join, make_pool
 
 from zico.base.units import KIB, MIB
 from zico.heap import allocator

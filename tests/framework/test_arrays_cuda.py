@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cupy_stand_in import Stream, stand_in
-from hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
+from cpu.support.fake_cupy import Stream, stand_in
+from cpu.support.hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
 from zico.adapters import cupy as cupy_adapter
 from zico.adapters import numba as numba_adapter
 

@@ -10,8 +10,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import EXAMPLES, FRAMEWORK, MIB, PATIENCE_S, clean_environment, compile_once
-from scripts import alone
+from support.harness import EXAMPLES, FRAMEWORK, MIB, PATIENCE_S, clean_environment, compile_once
+from support.scripts import alone
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,8 @@ import nbclient
 import nbformat
 import psutil
 import pytest
-from harness import ANSWER_S, FRAMEWORK, PATIENCE_S, clean_environment, compile_once, until
-from scripts import Script, alone
+from support.harness import ANSWER_S, FRAMEWORK, PATIENCE_S, clean_environment, compile_once, until
+from support.scripts import Script, alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ from typing import Any
 
 import optuna
 import pytest
-from harness import MIB, PATIENCE_S, clean_environment, compile_once
-from scripts import alone
+from support.harness import MIB, PATIENCE_S, clean_environment, compile_once
+from support.scripts import alone
 
 from zico.integrations.figures import LOGGED, PREFIX
 

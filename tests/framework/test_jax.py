@@ -7,8 +7,8 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import FRAMEWORK, MIB, pool
-from scripts import checks_in, job, run_checks
+from support.harness import FRAMEWORK, MIB, pool
+from support.scripts import checks_in, job, run_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

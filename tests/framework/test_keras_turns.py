@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, pool
-from scripts import Script, alone
+from support.harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, pool
+from support.scripts import Script, alone
 
 from zico.broker.saving import Wish
 from zico.launch.jobs import job_environment

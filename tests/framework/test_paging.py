@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from harness import ANSWER_S, EXAMPLES, MIB, PATIENCE_S, clean_environment, pool
-from light_job import can_page
-from scripts import Script, place_of
+from support.harness import ANSWER_S, EXAMPLES, MIB, PATIENCE_S, clean_environment, pool
+from support.light_job import can_page
+from support.scripts import Script, place_of
 
 from zico.broker.saving import Wish
 from zico.launch.jobs import job_environment

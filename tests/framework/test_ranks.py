@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, compile_once
+from support.harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, compile_once
 
 SCRIPT = FRAMEWORK / "ranks_job.py"
 PEAK_MIB = 23

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from harness import MIB, PATIENCE_S, clean_environment, compile_once, until
+from support.harness import MIB, PATIENCE_S, clean_environment, compile_once, until
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'zico[ray]'")
 pytest.importorskip("ray.tune", reason="Ray Tune is not installed: pip install 'zico[ray]'")
 
+from cpu.support.trace_cases import Loop  # noqa: E402
 from ray import cloudpickle  # noqa: E402 - only where there is Ray
 from ray.cluster_utils import Cluster  # noqa: E402
-from trace_cases import Loop  # noqa: E402
 
 from zico.base.errors import BrokerError, ConfigError, TraceError  # noqa: E402
 from zico.integrations import ray as integration  # noqa: E402

@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import ANSWER_S, FRAMEWORK, MIB, Nursery, pool, until
-from scripts import checks_in, job, place_of, run_checks
+from support.harness import ANSWER_S, FRAMEWORK, MIB, Nursery, pool, until
+from support.scripts import checks_in, job, place_of, run_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,9 +6,9 @@ import functools
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, pool
-from light_job import can_page
-from scripts import Script, alone
+from support.harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, pool
+from support.light_job import can_page
+from support.scripts import Script, alone
 
 from zico.broker.saving import Wish
 from zico.launch.jobs import job_environment

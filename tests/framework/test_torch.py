@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import FRAMEWORK, MIB, Pool, pool
-from scripts import Script, alone, checks_in, job, place_of, run_checks
+from support.harness import FRAMEWORK, MIB, Pool, pool
+from support.scripts import Script, alone, checks_in, job, place_of, run_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
+from cpu.support.hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
 from torch.cuda import _memory_viz
 from zico.adapters import torch_cuda, torch_cuda_memory, torch_graphs, torch_pools, torch_trees
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from cuda_twin import Process, compile_once, environment
-from test_cuda_twin_broker import Broker
+from process.support.cuda_twin import Process, compile_once, environment
+from process.support.cuda_twin_broker import Broker
+from support.harness import FRAMEWORK
 from zico.adapters import torch_cuda
 
 from zico.base.errors import HookError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 KIB, MIB = 1 << 10, 1 << 20
 BUDGET_BYTES = 32 * MIB
-FRAMEWORK = Path(__file__).parent
 BUILD_S = 60
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler (c++) is installed")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import FRAMEWORK, PATIENCE_S, clean_environment, compile_once
+from support.harness import FRAMEWORK, PATIENCE_S, clean_environment, compile_once
 
 SCRIPT = FRAMEWORK / "offload_libraries_job.py"
 TOY = str(FRAMEWORK / "toy_deepspeed")

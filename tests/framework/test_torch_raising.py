@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
+from support.harness import FRAMEWORK
 from zico.adapters import torch_cuda
 
 from zico.base.errors import HookError
 
-CHECKS = Path(__file__).with_name("raising_checks.py")
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHECKS = FRAMEWORK / "raising_checks.py"
 
 
 def test_a_refused_allocation_raises_with_the_figures_and_the_process_goes_on() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from harness import FRAMEWORK, MIB, PATIENCE_S, Pool, clean_environment, pool
-from scripts import Script, alone, checks_in, run_checks
+from support.harness import FRAMEWORK, MIB, PATIENCE_S, Pool, clean_environment, pool
+from support.scripts import Script, alone, checks_in, run_checks
 
 from zico.broker.saving import Wish
 from zico.launch.jobs import job_environment

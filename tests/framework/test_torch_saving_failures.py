@@ -8,8 +8,8 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import ANSWER_S, FRAMEWORK, MIB, PATIENCE_S, Pool, clean_environment, pool, until
-from scripts import Script, alone, job, place_of
+from support.harness import ANSWER_S, FRAMEWORK, MIB, PATIENCE_S, Pool, clean_environment, pool, until
+from support.scripts import Script, alone, job, place_of
 
 from zico.broker.saving import Wish
 from zico.launch.jobs import job_environment

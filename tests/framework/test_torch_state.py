@@ -6,8 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import FRAMEWORK, MIB, PATIENCE_S, Pool, clean_environment, pool
-from scripts import Script, checks_in, place_of, run_checks
+from support.harness import FRAMEWORK, MIB, PATIENCE_S, Pool, clean_environment, pool
+from support.scripts import Script, checks_in, place_of, run_checks
 
 from zico.broker.saving import Wish
 from zico.launch.jobs import job_environment

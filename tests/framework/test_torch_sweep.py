@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from zico_process import ZicoRun, python
+from cpu.support.zico_process import ZicoRun, python
 
 from zico.base.rundir import SOCKET_NAME
 from zico.broker.client import BrokerClient

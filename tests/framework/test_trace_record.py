@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import FRAMEWORK, MIB
-from zico_process import ZicoRun
+from cpu.support.zico_process import ZicoRun
+from support.harness import FRAMEWORK, MIB
 
 from zico.base.errors import TraceError
 from zico.lab.saving.files import swap_iteration

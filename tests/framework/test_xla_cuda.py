@@ -21,11 +21,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import software_cuda
-import xla_building
-from cuda_twin import PATIENCE_S, ROOT, Process, compile_once
-from hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
-from test_cuda_twin_broker import Broker
+from cpu.support.hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
+from process.support import software_cuda, xla_building
+from process.support.cuda_twin import PATIENCE_S, ROOT, Process, compile_once
+from process.support.cuda_twin_broker import Broker
+from support.harness import FRAMEWORK
 from zico.adapters import xla
 
 from zico.base.errors import HookError
@@ -35,7 +35,6 @@ from zico.heap.cuda import hooks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FRAMEWORK = Path(__file__).parent
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY = 0, 1, 2
 TOTAL_BYTES = 1 << 30  # cuda_driver.c
 STREAM, OTHER, NO_STREAM = 11, 12, 0
@@ -311,7 +310,7 @@ def plugin() -> Iterator[dict[str, Any]]:
     """Give what JAX's plugin did as a job of a pool on a driver of software."""
     compile_once()
     with tempfile.TemporaryDirectory(prefix="zx-") as name:
-        folders = (str(ROOT / "tests" / "process"), os.environ.get("PYTHONPATH", ""))
+        folders = (str(ROOT / "tests"), os.environ.get("PYTHONPATH", ""))
         environ = {**software_cuda.build(Path(name)), "PYTHONPATH": os.pathsep.join(folders).rstrip(os.pathsep)}
         made = Broker(Path(name), environ, "--budget-bytes", str(32 * MIB))
         with made.process, made.client:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pool_job import Job
+from gpu.support.pool_job import Job
 
 from zico.base.errors import ZicoError
 from zico.device.cuda.driver import CudaDriver

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import numpy as np
-from driver_contract import Device, DriverContract, NextTierContract, TimelineContract, create, reserve
+from cpu.support.driver_contract import Device, DriverContract, NextTierContract, TimelineContract, create, reserve
 
 from zico.device import mapping
 from zico.device.cuda.facts import free_bytes, probe

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from driver_contract import ManagedContract
-from pool_job import Job
+from cpu.support.driver_contract import ManagedContract
+from gpu.support.pool_job import Job
 
 from zico.device.cuda.driver import CudaDriver
 from zico.heap import allocator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from planner_cases import crowd
-from trace_cases import train
+from cpu.support.planner_cases import crowd
+from cpu.support.trace_cases import train
 
 from zico.cli import main
 from zico.lab.packing.compare import PLANNERS, ask, held

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from trace_cases import MIB, Loop, train
+from cpu.support.trace_cases import MIB, Loop, train
 
 from zico.cli import main
 from zico.lab.saving.files import PlanFile

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from cpu.support.trace_cases import train
 from hypothesis import given
 from hypothesis import strategies as st
-from trace_cases import train
 
 from zico.base.errors import ConfigError
 from zico.base.units import GIB, MIB

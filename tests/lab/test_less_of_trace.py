@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from trace_cases import MIB, Loop, train
+from cpu.support.trace_cases import MIB, Loop, train
 
 from zico.cli import main
 from zico.lab.saving.files import swap_iteration

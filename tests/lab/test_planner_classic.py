@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+from cpu.support.planner_cases import crowd, problems
 from hypothesis import given
 from hypothesis import strategies as st
-from planner_cases import crowd, problems
 
 from zico.lab.packing.classic import Classic, Fit, Order, order_of, place_in_order, smartpool
 from zico.lab.packing.compare import PLANNERS

@@ -6,9 +6,9 @@ import dataclasses
 import itertools
 
 import numpy as np
+from cpu.support.planner_cases import crowd, lowest_peak, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_cases import crowd, lowest_peak, problems
 
 from zico.lab.packing.classic import Classic, Fit, Order
 from zico.lab.packing.improve import Ejection, Improve, ImproveOptions, peeled

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.planner_cases import problems
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planner_cases import problems
 
 from zico.base.errors import TraceError
 from zico.lab.packing.files import Table, csv_text, read_csv

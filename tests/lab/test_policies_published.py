@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from cpu.support.scheduler_cases import WORKS, smallest_budget
+from cpu.support.scheduler_model import MS, Work, triangle
+from cpu.support.scheduler_views import in_pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_cases import WORKS, smallest_budget
-from scheduler_model import MS, Work, triangle
-from scheduler_views import in_pool
 
 from zico.lab.policies.salus import lanes_of
 from zico.pool.layout import JobState

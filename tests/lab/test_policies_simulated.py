@@ -6,10 +6,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cpu.support.scheduler_cases import WORKS, smallest_budget
+from cpu.support.scheduler_model import MS, Work, triangle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_cases import WORKS, smallest_budget
-from scheduler_model import MS, Work, triangle
 
 from zico.scheduler.device_model import DeviceModel
 from zico.scheduler.policies import POLICIES, policy_named

@@ -7,13 +7,14 @@ import heapq
 import itertools
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.saving_cases import graphs
+from cpu.support.swap_cases import problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swap_cases import problem
 
 from zico.base.errors import ConfigError, ProblemError
 from zico.lab.saving.checkmate import layers, least_cost_ns
@@ -69,25 +70,6 @@ def cheapest(graph: Graph, limit_bytes: int) -> int | None:
                 known[key] = cost + more
                 heapq.heappush(ahead, (cost + more, next(numbered), *key))
     return None
-
-
-@st.composite
-def graphs(draw: Any, *, most_more: int = 0) -> Graph:  # noqa: ANN401 - hypothesis' draw
-    """Make a small graph: a result for each operation, or some more or fewer."""
-    n = draw(st.integers(1, 7))
-    maker = list(range(n))
-    if most_more:
-        maker = sorted(draw(st.lists(st.integers(0, n - 1), max_size=n + most_more)))
-    inputs = []
-    for op in range(n):
-        before = [result for result, by in enumerate(maker) if by < op]
-        inputs.append(tuple(sorted(draw(st.sets(st.sampled_from(before), max_size=2)))) if before else ())
-    costs = draw(st.lists(st.integers(0, 5), min_size=n, max_size=n))
-    sizes = draw(st.lists(st.integers(0, 5), min_size=len(maker), max_size=len(maker)))
-    until = draw(st.one_of(st.just(()), st.tuples(*(st.integers(i, n) for i in range(n)))))
-    rest = draw(st.one_of(st.just(()), st.tuples(*(st.integers(0, 5) for _ in range(n)))))
-    forward = draw(st.integers(0, n))
-    return Graph(tuple(costs), tuple(sizes), tuple(inputs), forward, until, rest, tuple(maker))
 
 
 @pytest.mark.parametrize(("budget", "runs"), [(10, 17), (8, 19), (6, 21), (5, 22), (4, 26)])

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.saving_cases import graphs, training
+from cpu.support.swap_cases import problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swap_cases import problem
-from test_recomputation import graphs
 
 from zico.base.errors import ConfigError
 from zico.base.units import MIB
@@ -42,26 +42,6 @@ def of_graph(graph: Graph, sizes: Sequence[int], link: Link, limit: int | None =
     ]
     made = problem(list(graph.cost_ns), tensors, links=(link, link))
     return dataclasses.replace(made, limit_bytes=limit)
-
-
-def training(layers: int = 8, size: int = 4 * MIB, *, ns: int = 10_000_000, link: Link | None = None) -> SwapProblem:
-    """Return a chain of layers, each of a dear operation and a cheap one, and its backward pass.
-
-    The cheap one of layer ``i`` is operation ``2 i + 1``. The backward pass of a layer reads what
-    both have made.
-    """
-    n = 4 * layers
-    durations, tensors = [], []
-    for i in range(layers):
-        durations += [ns, ns // 50]
-        tensors.append((size, 2 * i, n - 1 - 2 * i, {2 * i: WRITE, 2 * i + 1: READ, n - 1 - 2 * i: READ}))
-        reads = [2 * i + 2] if i < layers - 1 else []
-        reads += [n - 2 - 2 * i]
-        tensors.append((size, 2 * i + 1, n - 2 - 2 * i, {2 * i + 1: WRITE, **dict.fromkeys(reads, READ)}))
-    durations += [ns, ns // 50] * layers
-    names = ["conv", "relu"] * layers + ["conv backward", "relu backward"] * layers
-    links = (link or Link(),) * 2
-    return dataclasses.replace(problem(durations, tensors, links=links), op_names=tuple(names))
 
 
 @given(graphs(), st.data())

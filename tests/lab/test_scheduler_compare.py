@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from scheduler_cases import Eager, _records
+from cpu.support.scheduler_cases import Eager, _records
 
 from zico.base.errors import ConfigError
 from zico.lab.simulator.compare import (

@@ -8,10 +8,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
+from cpu.support.scheduler_cases import smallest_budget
+from cpu.support.scheduler_model import MS, Work, plateau, triangle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_cases import smallest_budget
-from scheduler_model import MS, Work, plateau, triangle
 
 from zico.base.errors import ProblemError
 from zico.lab.simulator.oracle import possible

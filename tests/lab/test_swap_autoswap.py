@@ -9,8 +9,8 @@ import sys
 import msgspec
 import numpy as np
 import pytest
+from cpu.support.swap_cases import EXAMPLE_LIMIT, example, loads, problem, problems
 from hypothesis import given, settings
-from swap_cases import EXAMPLE_LIMIT, example, loads, problem, problems
 
 from zico.base.errors import ConfigError
 from zico.lab.saving.autoswap import SCORES, AutoSwap, Candidates, gaps_between_accesses, schedule, score

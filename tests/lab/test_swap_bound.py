@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.swap_cases import cases, plan, problem, problems
 from hypothesis import example, given, settings
-from swap_cases import cases, plan, problem, problems
 
 from zico.lab.saving.bound import least_overhead, least_peak
 from zico.lab.saving.replay import replay

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.swap_cases import example, problem, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swap_cases import example, problem, problems
 
 from zico.lab.saving.autoswap import AutoSwap
 from zico.lab.saving.bound import Rounding, fluid_of, least_overhead, least_peak

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cpu.support.swap_cases import example, problem, problems
+from cpu.support.trace_cases import Loop, train
 from hypothesis import given, settings
-from swap_cases import example, problem, problems
-from trace_cases import Loop, train
 
 from zico.base.errors import ProblemError, TraceError
 from zico.lab.saving.autoswap import gaps_between_accesses, over

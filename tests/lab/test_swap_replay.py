@@ -7,9 +7,9 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
+from cpu.support.swap_cases import EXAMPLE_LIMIT, EXAMPLE_LOAD, cases, example, example_plan, loads, plan, problem
+from cpu.support.swap_ticks import Ticks
 from hypothesis import given, settings
-from swap_cases import EXAMPLE_LIMIT, EXAMPLE_LOAD, cases, example, example_plan, loads, plan, problem
-from swap_ticks import Ticks
 
 from zico.lab.saving.replay import replay, replay_with_history
 from zico.planning.saving.fast import Replayer

@@ -7,9 +7,9 @@ import itertools
 
 import numpy as np
 import pytest
+from cpu.support.saving_cases import training
+from cpu.support.swap_cases import problem, problems
 from hypothesis import given, settings
-from swap_cases import problem, problems
-from test_saving_plans import training
 
 from zico.lab.saving import autotm
 from zico.lab.saving.autotm import AutoTM, Choices, Copy

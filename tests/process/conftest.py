@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from broker_messages import no_descriptor_left
-from broker_process import Broker, close_all, kill
-from harness import ANSWER_S, Nursery
-from single_steps import NO_PTRACE
+from cpu.support.broker_messages import no_descriptor_left
+from process.support.broker_process import Broker, close_all, kill
+from process.support.single_steps import NO_PTRACE
+from support.harness import ANSWER_S, TESTS, Nursery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,9 +86,9 @@ def nursery() -> Iterator[Nursery]:
 def deaths(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """Kill processes all along each operation of the module's ``VICTIMS``; returns what was found, per operation."""
     module = request.module
-    script = request.path.with_name(module.VICTIMS)
-    argv = [sys.executable, str(script), str(module.TRIALS)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=module.DEATHS_S)
+    argv = [sys.executable, "-m", module.VICTIMS, str(module.TRIALS)]
+    environ = os.environ | {"PYTHONPATH": str(TESTS)}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=module.DEATHS_S)
     if NO_PTRACE in done.stderr:
         pytest.skip("this system does not let a process trace its children")
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from harness import PATIENCE_S, clean_environment
+from support.harness import PATIENCE_S, clean_environment
 
 from zico.base import background
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from broker_messages import WELCOME, framed, no_descriptor_left, raw_frame
-from broker_process import PATIENCE_S, REGION_BYTES, Broker, job, read_line, start_python, tell
+from cpu.support.broker_messages import WELCOME, framed, no_descriptor_left, raw_frame
+from process.support.broker_process import PATIENCE_S, REGION_BYTES, Broker, job, read_line, start_python, tell
 
 from zico.base.errors import BrokerError, RemoteProtocolError
 from zico.broker import transport

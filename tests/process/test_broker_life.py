@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from broker_process import BUDGET_BYTES, PATIENCE_S, REGION_BYTES, Broker, job, kill
-from harness import until
+from process.support.broker_process import BUDGET_BYTES, PATIENCE_S, REGION_BYTES, Broker, job, kill
+from support.harness import until
 
 from zico.base.errors import BrokerError
 

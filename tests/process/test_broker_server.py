@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from broker_process import BUDGET_BYTES, N_REGIONS, REGION_BYTES, Broker, close_all, job, read_line, tell
-from harness import ANSWER_S
+from process.support.broker_process import (
+    BUDGET_BYTES,
+    N_REGIONS,
+    REGION_BYTES,
+    Broker,
+    close_all,
+    job,
+    read_line,
+    tell,
+)
+from support.harness import ANSWER_S
 
 from zico.base.errors import BrokerError, LocalProtocolError
 

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from zico_process import ZicoRun, python
+from cpu.support.zico_process import ZicoRun, python
+from support.harness import PROCESS
 
 from zico.base.paths import cache_root
 
-PROGRAM = Path(__file__).with_name("cached_program.py")
+PROGRAM = PROCESS / "cached_program.py"
 DEADLINE_S = 300.0
 NOBODY = 65534
 _PLANTED = 63

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from harness import ANSWER_S, MIB, LightJob, Nursery, pool, until
+from support.harness import ANSWER_S, MIB, LightJob, Nursery, pool, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cuda_twin import Process, compile_once, environment
-from test_cuda_twin_broker import Broker
-from test_cuda_twin_session import MIB, N_REGIONS, REGION_BYTES, TRAINER, WITHOUT_KERNELS, becomes
+from process.support.cuda_twin import Process, compile_once, environment
+from process.support.cuda_twin_broker import Broker
+from process.support.cuda_twin_trainers import MIB, N_REGIONS, REGION_BYTES, TRAINER, WITHOUT_KERNELS, becomes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from cuda_twin import PATIENCE_S, compile_once, environment
-from zico_process import ZicoRun, python
+from cpu.support.zico_process import ZicoRun, python
+from process.support.cuda_twin import PATIENCE_S, compile_once, environment
 
 if TYPE_CHECKING:
     from pathlib import Path

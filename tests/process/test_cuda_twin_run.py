@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import fake_mps
 import pytest
-from cuda_twin import PATIENCE_S, compile_once, environment, nvml
-from zico_process import ZicoRun, descendants, is_alive, python, survivors
+from cpu.support.zico_process import ZicoRun, descendants, is_alive, python, survivors
+from process.support import fake_mps
+from process.support.cuda_twin import PATIENCE_S, compile_once, environment, nvml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

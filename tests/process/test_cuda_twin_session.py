@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cuda_twin import Process, compile_once, environment
-from test_cuda_twin_broker import Broker
+from process.support.cuda_twin import Process, compile_once, environment
+from process.support.cuda_twin_broker import Broker
+from process.support.cuda_twin_trainers import MIB, N_REGIONS, REGION_BYTES, TRAINER, WITHOUT_KERNELS, becomes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MIB = 1 << 20
-REGION_BYTES = 2 * MIB
-N_REGIONS = 16
-TRAINER = str(Path(__file__).with_name("cuda_twin_trainer.py"))
-WITHOUT_KERNELS = {"COMPUTE_CAPABILITY_MAJOR": 6}
-"""The twin runs no PTX: marks and waits are stream operations, as on a device too old for Zico's kernels."""
 
 LOST_WITHIN_S = 10.0
 """Three looks and the wait for copies take 2.5 s."""
@@ -47,14 +40,6 @@ def trainer(broker: Broker, name: str, **environ: str) -> Iterator[Process]:
         assert job.line() == "joined"
         yield job
     broker.status(lambda status: name not in [job.name for job in status.jobs], within_s=5)
-
-
-def becomes(job: Process, order: str, answer: str, within_s: float = 5.0) -> None:
-    """Ask again and again until the answer is as expected."""
-    end_s = time.monotonic() + within_s
-    while (found := job.ask(order)) != answer:
-        assert time.monotonic() < end_s, f"{order} still answers {found}"
-        select.select([], [], [], 0.001)
 
 
 def test_a_jobs_tensors_are_in_the_gpus_pool(broker: Broker) -> None:

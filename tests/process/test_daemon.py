@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pytest
-from broker_process import Broker, job, read_line, tell
-from harness import ANSWER_S, PATIENCE_S, clean_environment, compile_once, until
-from zico_process import ZicoRun, fifos, survivors
+from cpu.support.zico_process import ZicoRun, fifos, survivors
+from process.support.broker_process import Broker, job, read_line, tell
+from support.harness import ANSWER_S, PATIENCE_S, PROCESS, clean_environment, compile_once, until
 
 from zico.broker.client import BrokerClient
 from zico.broker.notes import note_path, read_head
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BUDGET = "64MiB"
 LIMIT = "change the budget by zico limit 32MiB --device host"
-SWEEP_JOB = Path(__file__).with_name("sweep_job.py")
+SWEEP_JOB = PROCESS / "sweep_job.py"
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from harness import ANSWER_S, LIMIT_S, TRIES, LightJob, Look, Nursery, Pool, pool, until
+from support.harness import ANSWER_S, LIMIT_S, TRIES, LightJob, Look, Nursery, Pool, pool, until
 
 from zico.pool.layout import NOBODY, JobState
 

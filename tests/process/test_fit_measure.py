@@ -7,16 +7,20 @@ import os
 import shlex
 import signal
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import fake_mps
 import pytest
-from cuda_twin import compile_once, environment
-from zico_process import ZicoRun, descendants, python, survivors
+from cpu.support.zico_process import ZicoRun, descendants, python, survivors
+from process.support import fake_mps
+from process.support.cuda_twin import compile_once, environment
+from support.harness import PROCESS
 
 from zico.base.units import GIB
 
-JOB = str(Path(__file__).with_name("hindering_job.py"))
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JOB = str(PROCESS / "hindering_job.py")
 BRIEF = ("--measure", "--seconds", "0.5")
 
 

@@ -6,9 +6,9 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, pool
-from light_job import can_page
-from scripts import Script, alone, checks_in, job, run_checks
+from support.harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, pool
+from support.light_job import can_page
+from support.scripts import Script, alone, checks_in, job, run_checks
 
 from zico.broker.saving import Wish
 from zico.launch.jobs import job_environment
@@ -16,7 +16,7 @@ from zico.launch.jobs import job_environment
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from harness import Nursery
+    from support.harness import Nursery
 
 SCRIPT = FRAMEWORK / "fork_checks.py"
 STRESS = FRAMEWORK / "fork_stress_checks.py"

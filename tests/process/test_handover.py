@@ -11,8 +11,8 @@ import socket
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from broker_process import Broker, job, read_line, tell
-from harness import ANSWER_S, PATIENCE_S, LightJob, Nursery, Pool, pool, until
+from process.support.broker_process import Broker, job, read_line, tell
+from support.harness import ANSWER_S, PATIENCE_S, LightJob, Nursery, Pool, pool, until
 
 from zico.base.processes import started_at
 from zico.broker.notes import note_path

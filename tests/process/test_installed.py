@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import PATIENCE_S, clean_environment, compile_once
-from zico_process import ZicoRun, descendants, survivors
+from cpu.support.zico_process import ZicoRun, descendants, survivors
+from support.harness import PATIENCE_S, clean_environment, compile_once
 
 ROOT = Path(__file__).parents[2]
 WHERE = "import numpy, zico.adapters, zico.kernels; print(numpy.__file__, zico.__file__, zico.kernels.__file__)"

@@ -8,11 +8,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from cuda_twin import environment
-from harness import compile_once
-from test_cuda_twin_broker import SETTINGS, Broker
+from cpu.support.zico_process import ZicoRun, python
+from process.support.cuda_twin import environment
+from process.support.cuda_twin_broker import SETTINGS, Broker
+from support.harness import compile_once
 from zico.kernels.compilation import COMPUTE_CAPABILITY
-from zico_process import ZicoRun, python
 
 from zico.broker.__main__ import SCRUBS_FROM
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import LightJob, Look, Nursery, Pool, pool, until
+from support.harness import LightJob, Look, Nursery, Pool, pool, until
 
 from zico.base.errors import ConfigError
 from zico.base.programs import program

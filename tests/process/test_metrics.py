@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from zico_process import ZicoRun, descendants, python
+from cpu.support.zico_process import ZicoRun, descendants, python
 
 from zico.cli import main
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from broker_process import read_line
-from zico_process import DEADLINE_S, ZicoRun, descendants, survivors
+from cpu.support.zico_process import DEADLINE_S, ZicoRun, descendants, survivors
+from process.support.broker_process import read_line
 
 from zico.broker.protocol import messages as m
 from zico.launch.jobs import INJECT

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pager_victims import OPERATIONS
+from process.support.pager_victims import OPERATIONS
 
-VICTIMS = "pager_victims.py"
+VICTIMS = "process.support.pager_victims"
 TRIALS = 12
 DEATHS_S = 550.0
 

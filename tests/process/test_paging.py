@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import ANSWER_S, LightJob, Nursery, Pool, pool, until
-from light_job import FIGURES, can_page
+from support.harness import ANSWER_S, LightJob, Nursery, Pool, pool, until
+from support.light_job import FIGURES, can_page
 
 from zico.broker.protocol.messages import Change
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from harness import ANSWER_S, Nursery, Pool, pool, until
-from light_job import can_page
+from support.harness import ANSWER_S, Nursery, Pool, pool, until
+from support.light_job import can_page
 
 from zico.broker.protocol.messages import Change
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from harness import PATIENCE_S
-from light_job import can_page
+from support.harness import PATIENCE_S, TESTS
+from support.light_job import can_page
 
 from zico.device.userfault import REMEDY
 
 
 def run(which: str) -> subprocess.CompletedProcess[str]:
     """Run one of the cases to its end."""
-    script = Path(__file__).with_name("paging_refusals.py")
-    return subprocess.run(
-        [sys.executable, str(script), which], capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
-    )
+    argv = [sys.executable, "-m", "process.support.paging_refusals", which]
+    environ = os.environ | {"PYTHONPATH": str(TESTS)}
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
 
 
 def test_a_job_that_may_not_page_says_so_and_goes_on() -> None:

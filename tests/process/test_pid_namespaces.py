@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from broker_process import Broker, read_line
-from harness import ANSWER_S, HERE, PATIENCE_S, LightJob, clean_environment, compile_once, until
+from process.support.broker_process import Broker, read_line
+from support.harness import ANSWER_S, PATIENCE_S, TESTS, LightJob, clean_environment, compile_once, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ REFUSED = subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).r
 JOB = """
 import os, socket, sys
 from pathlib import Path
-from light_job import Job
+from support.light_job import Job
 assert os.getpid() == 1
 Job(Path(sys.argv[1]), sys.argv[2], socket.socket(fileno=int(sys.argv[3]))).serve()
 """
@@ -42,7 +42,7 @@ def contained(broker: Broker, name: str) -> Iterator[LightJob]:
     """Run a light job as the first process of a pid namespace."""
     ours, theirs = socket.socketpair()
     argv = [*UNSHARE, sys.executable, "-c", JOB, str(broker.socket), name, str(theirs.fileno())]
-    environment = clean_environment() | {"PYTHONPATH": str(HERE)}
+    environment = clean_environment() | {"PYTHONPATH": str(TESTS)}
     with ours, theirs:
         process = subprocess.Popen(argv, env=environment, pass_fds=(theirs.fileno(),), text=True)
         theirs.close()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from broker_messages import no_descriptor_left
-from harness import ANSWER_S, PATIENCE_S, clean_environment
-from planning_jobs import ENDLESS, LIMIT_BYTES, RATES, trained
+from cpu.support.broker_messages import no_descriptor_left
+from process.support.planning_jobs import ENDLESS, LIMIT_BYTES, RATES, trained
+from support.harness import ANSWER_S, PATIENCE_S, TESTS, clean_environment
 
 from zico.base import background
 from zico.base.errors import ConfigError
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from zico.swap.schedule import Chosen
-
-JOBS = Path(__file__).with_name("planning_jobs.py")
 
 
 @pytest.fixture
@@ -175,8 +173,8 @@ def test_it_dies_or_is_late(make: Callable[..., PlanningProcess], *, is_killed: 
 def job(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """Run a job of ``planning_jobs.py``, and give the numbers that it writes."""
     with subprocess.Popen(
-        [sys.executable, str(JOBS), *arguments],
-        env=clean_environment(),
+        [sys.executable, "-m", "process.support.planning_jobs", *arguments],
+        env=clean_environment() | {"PYTHONPATH": str(TESTS)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

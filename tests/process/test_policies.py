@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import LightJob, Nursery, Pool, pool, until
+from support.harness import LightJob, Nursery, Pool, pool, until
 
 from zico.pool.layout import JobState
 

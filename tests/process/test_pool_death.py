@@ -11,8 +11,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from members import acquire, check_counters, free_list, grab, job_of, join, make_pool, owners
-from pool_victims import OPERATIONS
+from cpu.support.members import acquire, check_counters, free_list, grab, job_of, join, make_pool, owners
+from process.support.pool_victims import OPERATIONS
 
 from zico.base.processes import started_at
 from zico.pool import boundaries, waits
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Record = Any
 DEADLINE_S = 60.0
-VICTIMS = "pool_victims.py"
+VICTIMS = "process.support.pool_victims"
 TRIALS = 25
 DEATHS_S = 2 * DEADLINE_S
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from test_report_views import EVIL, Parsed, run
-from zico_process import ZicoRun, python
+from cpu.support.report_cases import EVIL, Parsed, run
+from cpu.support.zico_process import ZicoRun, python
 
 from zico.report.model import RunReport
 from zico.report.page import write_page

@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cuda_twin import compile_once, environment
-from zico_process import DEADLINE_S, ZicoRun, descendants, fifos, python, survivors
+from cpu.support.zico_process import DEADLINE_S, ZicoRun, descendants, fifos, python, survivors
+from process.support.cuda_twin import compile_once, environment
+from support.harness import PROCESS
 
-SWEEP_JOB = Path(__file__).with_name("sweep_job.py")
+SWEEP_JOB = PROCESS / "sweep_job.py"
 MIB = 1 << 20
 TWO = ("--device", "host:0,host:1")
 JOB = python("""

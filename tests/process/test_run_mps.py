@@ -9,9 +9,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import fake_mps
 import pytest
-from zico_process import ZicoRun, is_alive, python, survivors
+from cpu.support.zico_process import ZicoRun, is_alive, python, survivors
+from process.support import fake_mps
 
 from zico.base import mps as base_mps
 from zico.base.errors import CommandError, ConfigError

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from zico_process import ZicoRun, python
+from cpu.support.zico_process import ZicoRun, python
 
 from zico.cli import main
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from zico_process import ZicoRun, descendants, is_alive, python, survivors
+from cpu.support.zico_process import ZicoRun, descendants, is_alive, python, survivors
 
 from zico.launch import watchdog
 

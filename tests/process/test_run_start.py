@@ -10,8 +10,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import ANSWER_S
-from zico_process import ZicoRun, customised, descendants, python, survivors
+from cpu.support.zico_process import ZicoRun, customised, descendants, python, survivors
+from support.harness import ANSWER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from zico_process import ZicoRun, descendants, survivors
+from cpu.support.zico_process import ZicoRun, descendants, survivors
+from support.harness import PROCESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-JOB = Path(__file__).with_name("sweep_job.py")
+JOB = PROCESS / "sweep_job.py"
 REGIONS = 2
 PEAK = "12MiB"
 """One region of 4 MiB more in each iteration."""

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import clean_environment, compile_once
-from zico_process import DEADLINE_S, ZicoRun, python
+from cpu.support.zico_process import DEADLINE_S, ZicoRun, python
+from support.harness import clean_environment, compile_once
 
 from zico.base.paths import cache_root
 from zico.cli import main

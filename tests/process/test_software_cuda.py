@@ -8,9 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-import software_cuda
-import xla_building
-from cuda_twin import PATIENCE_S, ROOT, compile_once
+from process.support import software_cuda, xla_building
+from process.support.cuda_twin import PATIENCE_S, ROOT, compile_once
 
 if TYPE_CHECKING:
     from pathlib import Path

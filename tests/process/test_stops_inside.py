@@ -9,7 +9,7 @@ import select
 import signal
 from typing import TYPE_CHECKING
 
-from harness import ANSWER_S, PATIENCE_S, LightJob, Nursery, Pool, pool, until
+from support.harness import ANSWER_S, PATIENCE_S, LightJob, Nursery, Pool, pool, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

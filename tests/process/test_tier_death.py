@@ -7,12 +7,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tier_victims import OPERATIONS
+from process.support.tier_victims import OPERATIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-VICTIMS = "tier_victims.py"
+VICTIMS = "process.support.tier_victims"
 TRIALS = 10
 DEATHS_S = DEADLINE_S = 170.0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from zico_process import ZicoRun
+from cpu.support.zico_process import ZicoRun
 
 from zico.trace.events import Kind
 from zico.trace.files import read_trace

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from broker_process import N_REGIONS, Broker, job
-from harness import ANSWER_S, LIMIT_S, TRIES, LightJob, Nursery, Pool, until
+from process.support.broker_process import N_REGIONS, Broker, job
+from support.harness import ANSWER_S, LIMIT_S, TRIES, LightJob, Nursery, Pool, until
 
 from zico.broker.notes import read_head
 from zico.broker.starting import start_broker

@@ -15,9 +15,9 @@ import termios
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import ANSWER_S, LightJob, Nursery, Pool, clean_environment, pool, until
-from scripts import job as script_in
-from scripts import place_of
+from support.harness import ANSWER_S, LightJob, Nursery, Pool, clean_environment, pool, until
+from support.scripts import job as script_in
+from support.scripts import place_of
 
 from zico.broker.protocol.messages import Change
 from zico.cli import main

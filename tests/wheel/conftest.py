@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import software_cuda
-from cuda_twin import ROOT
+from process.support import software_cuda
+from process.support.cuda_twin import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,7 +44,7 @@ def environ() -> Iterator[dict[str, str]]:
     """Give what a process needs to find the driver of software, which has two devices, and PyTorch's runtime."""
     with tempfile.TemporaryDirectory(prefix="zw-") as folder:
         made = software_cuda.build(Path(folder))
-        folders = (str(ROOT / "tests" / "process"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", ""))
+        folders = (str(ROOT / "tests"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", ""))
         quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # PyTorch 2.13 alone warns of a request that is too large
         yield {**made, **quiet, "SOFTWARE_DEVICES": "2", "PYTHONPATH": os.pathsep.join(folders).rstrip(os.pathsep)}
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import software_cuda
-import turns
-from cuda_twin import Process, compile_once
-from test_cuda_twin_broker import Broker
+from framework.support import turns
+from process.support import software_cuda
+from process.support.cuda_twin import Process, compile_once
+from process.support.cuda_twin_broker import Broker
+from support.harness import FRAMEWORK as SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,7 @@ TOTAL_BYTES = 1 << 30  # cuda_driver.c
 BUDGET_BYTES, SMALL_BUDGET_BYTES = 256 * MIB, 128 * MIB
 KEPT_BACK_BYTES = 225 * MIB
 """Of a device with less than 2 GiB free; gpu_device.cc of TensorFlow 2.21, ``MinSystemMemory``."""
-JOB, TORCH_JOB = (str(Path(__file__).with_name(name)) for name in ("tensorflow_job.py", "wheel_job.py"))
+JOB, TORCH_JOB = (str(SCRIPTS / name) for name in ("tensorflow_job.py", "wheel_job.py"))
 USUAL = ("copies", "function", "out_of_memory", "limit")
 WAYS = ("plain", "pool")
 ALONE = {"TF_GPU_ALLOCATOR": "cuda_malloc_async"}

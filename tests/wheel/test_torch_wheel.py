@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import turns
-from cuda_twin import Process, compile_once
-from test_cuda_twin_broker import Broker
+from framework.support import turns
+from process.support.cuda_twin import Process, compile_once
+from process.support.cuda_twin_broker import Broker
+from support.harness import FRAMEWORK as SCRIPTS
 from zico.adapters import torch_cuda_memory, torch_pools
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ FRAMEWORK = "PyTorch"
 MIB = 1 << 20
 BUDGET_BYTES = 64 * MIB
 REGION_BYTES = 2 * MIB
-JOB = str(Path(__file__).with_name("wheel_job.py"))
+JOB = str(SCRIPTS / "wheel_job.py")
 USUAL = (
     *("copies", "record_stream", "events", "out_of_memory", "cache_info", "questions", "sgd", "graph"),
     *("graphed_callable", "trees", "steady"),

@@ -1,0 +1,1 @@
+"""Of the tests that need a GPU."""
