@@ -40,7 +40,7 @@ SIGNS_ARE_ENOUGH = {
     ("AvgPool2D", "self"),
     ("AdaptiveAvgPool2D", "self"),
 }
-"""Who reads no more than signs; ``tests/framework/support/torch_encoding_checks.py`` shows that gradients are the same."""
+"""Who reads no more than signs; ``torch_encoding_checks.py`` shows that gradients are the same."""
 FEWER = (FP16, FP10, FP8)
 IMAGE = 32
 
