@@ -93,35 +93,20 @@ def test_what_cannot_be_run_is_one_sentence(twin: dict[str, str], options: tuple
     assert len(run.stderr.splitlines()) == 1
 
 
-def test_a_budget_above_the_free_memory_is_refused(tmp_path: Path) -> None:
-    """What others hold of the GPU is not there for the budget, and the sentence has both figures."""
-    others = (
-        "from zico.device.cuda.driver import CudaDriver\nheld = CudaDriver(0).create_memory(200 << 20, 'x', 2 << 20)"
-    )
-    twin = environment(tmp_path / "site", others, total_bytes=256 * MIB)
-    with ZicoRun(*ON_GPU, python("pass"), **twin) as run:
-        assert run.finish() == 2
-    assert "64 MiB, but 56 MiB of the device's 256 MiB are free, the rest is held by others" in run.stderr
+def test_without_a_budget_a_job_has_its_reserve(tmp_path: Path) -> None:
+    """Beside all that is free less its reserve a job makes its context and a workspace.
 
-
-@pytest.mark.parametrize("reserve", ["1GiB", "0"])
-def test_without_a_budget_a_job_has_its_reserve(tmp_path: Path, reserve: str) -> None:
-    """Beside all that is free less its reserve a job makes its context and a workspace; without, it cannot join."""
+    What becomes of jobs with less is shown in ``test_cli_devices.py``.
+    """
     compile_once()
     settings = {"total_bytes": GIB * 4, "context_bytes": 512 * MIB, "attributes": {"COMPUTE_CAPABILITY_MAJOR": 6}}
     twin = environment(tmp_path / "site", nvml(4 * GIB), **settings)
     job = python(TRAIN.format(regions=3) + "print('workspace', int(twin.workspace(512 << 20)[0]))\n")
-    options = ("--device", "cuda:0", "--name", "a", "--budget", "none", "--reserve", reserve)
+    options = ("--device", "cuda:0", "--name", "a", "--budget", "none", "--reserve", "1GiB")
     with ZicoRun(*options, job, **twin) as run:
-        code = run.finish()
-    if reserve == "0":
-        assert code == 1
-        assert "CUDA_ERROR_OUT_OF_MEMORY" in run.stderr
-        assert "cuDevicePrimaryCtxRetain" in run.stderr
-    else:
-        assert code == 0, run.stderr
-        assert "a | workspace 0" in run.stdout
-        assert "budget 3 GiB (--budget), reserve 1 GiB a job (--reserve), jobs 1 (the commands)" in run.stderr
+        assert run.finish() == 0, run.stderr
+    assert "a | workspace 0" in run.stdout
+    assert "budget 3 GiB (--budget), reserve 1 GiB a job (--reserve), jobs 1 (the commands)" in run.stderr
 
 
 COUNT = """
@@ -160,15 +145,6 @@ def test_a_budget_that_leaves_less_than_the_reserve_has_one_warning(twin: dict[s
         assert run.finish() == 0, run.stderr
     assert run.stderr.count("zico: warning: ZICO_BUDGET: 64 MiB leave 192 MiB of the device") == 1
     assert "a | trained" in run.stdout
-
-
-def test_the_device_may_come_from_a_file(twin: dict[str, str], tmp_path: Path) -> None:
-    """The settings file chooses a GPU as the flag does; which setting counts is tested in ``test_cli_config.py``."""
-    file = tmp_path / "config.toml"
-    file.write_text('device = "cuda:0"\nregion = "2MiB"\n')
-    with ZicoRun(python("pass"), **twin, ZICO_CONFIG=str(file)) as run:
-        assert run.finish() == 0, run.stderr
-    assert f"device cuda:0 (device in {file})" in run.stderr
 
 
 # -- MPS -------------------------------------------------------------------------------------------
@@ -259,14 +235,6 @@ def test_a_killed_run_takes_its_daemon_along(twin: dict[str, str], notes: Path) 
         assert survivors(below, timeout_s=15) == []
         assert run.leftovers == []
     assert notes.read_text().splitlines()[1:] == [f"terminate_client {server} {pid} lives"]
-
-
-def test_without_mps_on_the_machine_the_option_is_refused(twin: dict[str, str], tmp_path: Path) -> None:
-    """One sentence, exit code 2, and nothing is left."""
-    with ZicoRun(*ON_GPU, "--mps", python("pass"), **{**twin, "PATH": str(tmp_path)}) as run:
-        assert run.finish() == 2
-        assert run.leftovers == []
-    assert "zico: --mps: nvidia-cuda-mps-control is not on PATH" in run.stderr
 
 
 # -- sessions --------------------------------------------------------------------------------------
