@@ -229,6 +229,9 @@ bench-save-planners: setup ## Train jobs with less memory by each planner (15 mi
 bench-save-nets: setup ## Plan published nets with less memory by each planner (40 minutes)
 	$(BIN)/python benchmarks/save_nets.py
 
+bench-job-planner: setup ## Compare the planner of jobs with the portfolio (10 minutes)
+	$(BIN)/python benchmarks/job_planner.py
+
 bench-rounding: setup ## Compare rounded schedules with the best ones on ten nets (20 minutes)
 	$(BIN)/python benchmarks/rounding.py
 
@@ -264,7 +267,7 @@ bench-cluster: setup ## Simulate clusters that share memory (ten minutes; TRACE=
 	$(BIN)/python benchmarks/cluster.py $(if $(TRACE),--trace $(TRACE))
 
 SMOKE := torch_calls zoo regions following colocation auto_turns agreement budget_change tiers gist swap swap_host paging page_host \
-	saving save_planners save_nets rounding batch_factors marks evaluation cluster
+	saving save_planners save_nets job_planner rounding batch_factors marks evaluation cluster
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(MICROBENCHMARK) benchmarks/micro -m "not long" --benchmark-disable

@@ -64,7 +64,7 @@ SWAPPING = (
 DROPPING = ("dtr", "chen", "superneurons", "echo", "capuchin", "zico")
 FILE = ("--tier", "file")
 AUTO = (("auto", 0.6, ()), ("auto", 0.5, ()), ("auto", 0.4, ()))
-ROWS = tuple((name, 0.6, ()) for name in ("swap", *SWAPPING, *DROPPING))
+ROWS = (*((name, 0.6, ()) for name in ("swap", *SWAPPING, *DROPPING)), ("zico", 0.5, ()), ("zico", 0.4, ()))
 
 
 def jobs(*, smoke: bool) -> list[Job]:

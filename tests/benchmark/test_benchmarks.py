@@ -212,6 +212,17 @@ def test_save_nets_smoke_has_a_row_for_each_share(tmp_path: Path) -> None:
     assert all(row["overhead"]["zico"] == 0 for row in rows), "its links are fast"
 
 
+def test_job_planner_smoke_has_a_row_for_each_share(tmp_path: Path) -> None:
+    """A smoke run of job_planner.py judges both planners, and says how often the one in jobs is behind."""
+    done = run_script("job_planner.py", "--smoke", "-o", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "job_planner.json").read_text())
+    assert missing(result) == []
+    rows = result["iterations"]["stand-in"]["rows"]
+    assert [row["share"] for row in rows] == [0.6, 0.5, 0.4]
+    assert all(row["planner"]["duration_ns"] <= row["portfolio"]["duration_ns"] for row in rows)
+
+
 def test_batch_factors_smoke_finds_larger_batches(tmp_path: Path) -> None:
     """A smoke run of batch_factors.py asks two planners for the largest batch of a small net."""
     done = run_script("batch_factors.py", "--smoke", "-o", str(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 
 from zico.base.errors import ConfigError
 from zico.base.laboratory import part
-from zico.planning.saving.registry import job_planner, save_planner
+from zico.planning.saving.registry import save_planner
 from zico.scheduler.policies import POLICIES, PUBLISHED, policy_named
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _without(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (lambda: policy_named("salus"), "the policy salus"),
         (lambda: save_planner("autotm"), "the planner autotm"),
-        (lambda: job_planner("capuchin"), "the planner capuchin"),
+        (lambda: save_planner("capuchin"), "the planner capuchin"),
         (lambda: part("packing.files", "csv_text", "zico trace show --csv"), "zico trace show --csv"),
     ],
 )

@@ -20,7 +20,6 @@ from zico.pool.layout import JobState, SaveMode
 from zico.swap import joining as swap_joining
 from zico.swap.device_tier import DeviceTier
 from zico.swap.mover import Place
-from zico.swap.planning_process import PlanningProcess
 from zico.tiers.destinations import TierWish
 from zico.tiers.layout import Rates
 
@@ -330,7 +329,6 @@ def test_a_job_follows_a_plan_within_its_limit() -> None:
     with World(12) as world, TwinTenant(world, wait_limit_s=DEADLINE_S) as tenant, contextlib.ExitStack() as undo:
         world.pool.set_limit(tenant.place, limit)
         swapper = swap_joining.start(tenant.heap, "memory:64MiB")
-        assert isinstance(swapper._learner._choose.__self__, PlanningProcess)
         tier = swapper.tier
         tier._link = Rates(1e12, 1e12, 0.0, 0.0)  # the twin's iterations take no time, and its copies would
         undo.callback(tier.close)

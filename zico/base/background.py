@@ -17,6 +17,7 @@ PATIENCE_S = 5.0
 """Most time that the interpreter's end waits for all such threads."""
 
 _locks: list[threading.Lock] = []
+_ending = threading.Event()
 
 
 def work_lock() -> threading.Lock:
@@ -29,7 +30,13 @@ def work_lock() -> threading.Lock:
     return lock
 
 
+def is_ending() -> bool:
+    """Tell whether the interpreter's end has begun: who works under such a lock should come to an end."""
+    return _ending.is_set()
+
+
 def _come_to_rest() -> None:
+    _ending.set()
     end_s = time.monotonic() + PATIENCE_S
     for lock in _locks:
         lock.acquire(timeout=max(0.0, end_s - time.monotonic()))

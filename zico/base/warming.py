@@ -14,7 +14,12 @@ from zico.base.programs import program
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-JOBS = ("heap", "zico.planning.packing.regions_search", "zico.tiers.stores")
+JOBS = (
+    "zico.planning.saving.planner",
+    "heap",
+    "zico.planning.packing.regions_search",
+    "zico.tiers.stores",
+)
 BROKERS = ("scheduler", "pool", "zico.tiers.stores")
 PAGING = ("zico.paging.loop", "zico.heap.paged")
 CUDA = ("cuda_hooks", "cuda", "zico.heap.cuda.contents")

@@ -23,9 +23,9 @@ from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
 from zico.heap.reclaim import NOBODY_TO_ASK, NOT_ASKED
 from zico.planning.saving.registry import LONGEST
 from zico.pool.layout import HEADER, MOST_WAYS, PLANNER_NOTE_BYTES, SaveMode
-from zico.swap.learning import Ended, Learner
+from zico.swap.learning import Ended, Learner, ways
 from zico.swap.mover import Mover
-from zico.swap.planning_process import PlanningProcess
+from zico.swap.schedule import load
 from zico.swap.state_return import allow
 from zico.swap.swapper import Swapper
 from zico.tiers.destinations import parse_tiers
@@ -260,15 +260,13 @@ def start(
         gauge.leave_it_to_the_broker()
     mover = Mover(stack, gauge.publish, int(record["wait"]["limit_ns"]) / 1e9, gauge.has_room, gauge.be_patient)
 
-    planning = PlanningProcess()  # starts when it is needed
-
     def rates() -> Rates:
         return stack.rates()[0]
 
     def tell(seen: Observed, margin: float) -> None:
         if gauge.leaves_it_to_the_broker():
             peak_bytes = int(seen.load_bytes.max()) + gauge.state_bytes()
-            gauge.tell(peak_bytes, planning.ways(seen, rates(), margin))
+            gauge.tell(peak_bytes, ways(seen, rates(), margin))
 
     said: set[str] = set()
 
@@ -280,7 +278,9 @@ def start(
             inform(note)
 
     told = tell, planners, inform, prepare
-    learner = Learner(gauge.ended, gauge.cap_bytes, rates, *told, choose=planning.choose, follow=follow)
+    for planner in planners:
+        load(planner)
+    learner = Learner(gauge.ended, gauge.cap_bytes, rates, *told, follow=follow)
     swapper = Swapper(mover, gauge, learner, logs_returns=not on_device)  # the log is of the first stream alone
     asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
     threading.Thread(target=_make_room, args=(heap, gauge, swapper, asked_fd), name="zico-room", daemon=True).start()

@@ -425,6 +425,9 @@ class Learner:
                 answer = self._choose(seen, limit_bytes, self._rates(), planner)
             except ConfigError as error:
                 answer = NoPlan(Reason.NOT_FOUND, planner, 0.0, f"cannot plan ({error})")
+            except Exception as error:  # noqa: BLE001 - whatever fails, the job goes on without this plan
+                why = f"cannot plan (it failed with {type(error).__name__}: {error})"
+                answer = NoPlan(Reason.NOT_FOUND, planner, 0.0, why)
             known = now.choice = (seen, limit_bytes, planner, answer)
         return known[3]
 

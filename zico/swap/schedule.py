@@ -24,10 +24,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from zico.base import background
 from zico.base.units import format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
+from zico.planning.saving import clock
 from zico.planning.saving.mixed import rewritten
-from zico.planning.saving.registry import LONGEST, job_planner
+from zico.planning.saving.planner import Planner
+from zico.planning.saving.planner import load as load_planner
+from zico.planning.saving.registry import LONGEST, save_planner
 from zico.swap.observed import NS, Idleness, problem_of
 
 if TYPE_CHECKING:
@@ -98,7 +102,22 @@ def choose(seen: Observed, limit_bytes: int, rates: Rates, planner: str) -> Chos
         rates: Of the tier.
         planner: One of ``JOB_PLANNERS`` of ``zico.planning.saving.registry``.
     """
-    return None if planner == LONGEST else _chosen_by(job_planner(planner), seen, limit_bytes, rates)
+    if planner == LONGEST:
+        return None
+    with clock.ended_by(background.is_ending):  # the interpreter's end waits for the thread that asks
+        return _chosen_by(_job_planner(planner), seen, limit_bytes, rates)
+
+
+def load(planner: str) -> None:
+    """Load a planner's code, ahead of the thread that asks it: a fork then meets no load that is half done.
+
+    Raises:
+        ConfigError: There is no such planner.
+    """
+    if planner == Planner.name:
+        load_planner()
+    elif planner != LONGEST:
+        save_planner(planner)
 
 
 def plan(
@@ -145,6 +164,11 @@ def plan(
         returns.setdefault(max(event, idle.saved_event[i]), []).append(i)
     ordered = {event: tuple(those) for event, those in returns.items()}
     return Plan(seen, frozenset(freed), ordered, int(resident.max(initial=0)), dropped)
+
+
+def _job_planner(name: str) -> SavePlanner:
+    """Return the planner of that name, for an executor that moves whole tensors."""
+    return Planner() if name == Planner.name else save_planner(name)
 
 
 def _wanted(
@@ -215,6 +239,8 @@ def _chosen_by(planner: SavePlanner, seen: Observed, limit_bytes: int, rates: Ra
         limits.append(higher)
     why = [f"an operation needs {format_bytes(least_bytes)} at once"] if least_bytes > limit_bytes else []
     for limit in limits:
+        if why and background.is_ending():
+            break
         problem = dataclasses.replace(found.problem, limit_bytes=limit)
         answer = planner.plan(problem, found.graph, PLANNING_S)
         if not isinstance(answer, NoPlan):

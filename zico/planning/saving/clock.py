@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,17 @@ _clock: contextvars.ContextVar[Callable[[], float]] = contextvars.ContextVar("cl
 def now_s() -> float:
     """Return the time in seconds, by the clock that is in force here."""
     return _clock.get()()
+
+
+@contextlib.contextmanager
+def ended_by(is_over: Callable[[], bool]) -> Iterator[None]:
+    """Let planners that are asked inside the block find that no time is left, once something is over."""
+    now = _clock.get()
+    before = _clock.set(lambda: math.inf if is_over() else now())
+    try:
+        yield
+    finally:
+        _clock.reset(before)
 
 
 @contextlib.contextmanager

@@ -86,13 +86,5 @@ def save_planner(name: str) -> SavePlanner:
     return planner
 
 
-def job_planner(name: str) -> SavePlanner:
-    """Return the planner of that name, for an executor that moves whole tensors; raises as ``save_planner`` does."""
-    if name == OURS:
-        planner: SavePlanner = _made(name, *SAVE_PLANNERS[name], swap_planner("flow-whole"))
-        return planner
-    return save_planner(name)
-
-
 def _made(asked: str, module: str, name: str, *arguments: object) -> Any:  # noqa: ANN401 - a planner of either kind
     return laboratory.part(f"saving.{module}", name, f"the planner {asked}")(*arguments)
