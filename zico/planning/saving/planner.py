@@ -78,6 +78,8 @@ WORK = 400_000_000
 """What a search may cost, in steps of about a nanosecond."""
 _WORK_EACH = 4_000_000
 """The same for each operation, of small iterations."""
+_MANY = 2500
+"""Operations beyond which the work that is counted becomes less: what is done in any case becomes more."""
 _LEAST_BYTES = 64 * KIB
 """Smaller tensors stay."""
 _SEED = 88172645
@@ -619,7 +621,8 @@ def searched(problem: SwapProblem, graph: Graph, work: int) -> Best:
     out, back = np.empty(3 * n_swaps, np.int64), np.empty(3 * n_swaps, np.int64)
     order = np.empty(_MOST_RUNS * len(graph), np.int64)
     best = Best(np.array([NEVER]), order, tensor, gap, size, out, back, np.zeros(3, np.int64))
-    _search(given(problem, graph), best, np.array([0, min(work, _WORK_EACH * problem.n_ops), _SEED]))
+    n = problem.n_ops
+    _search(given(problem, graph), best, np.array([0, min(work, _WORK_EACH * n, work * _MANY // n), _SEED]))
     return best
 
 
