@@ -28,7 +28,7 @@ import swap
 
 from zico.lab.saving.flow import Flow
 from zico.lab.saving.judge import judge
-from zico.lab.saving.portfolio import Zico
+from zico.lab.saving.portfolio import Portfolio
 from zico.planning.packing.problem import NoPlan
 from zico.planning.saving import clock
 from zico.planning.saving.planner import Planner
@@ -131,7 +131,7 @@ def see(path: str, script: str, *arguments: str) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-def planned(planner: Planner | Zico, limited: SwapProblem, graph: Graph) -> dict[str, Any]:
+def planned(planner: Planner | Portfolio, limited: SwapProblem, graph: Graph) -> dict[str, Any]:
     """Return what a plan costs, or why there is none."""
     began_s = time.thread_time()
     answer = planner.plan(limited, graph, PORTFOLIO_S)
@@ -155,7 +155,7 @@ def measure(problem: SwapProblem, graph: Graph) -> dict[str, Any]:
         limited = dataclasses.replace(problem, limit_bytes=int(share * problem.peak_bytes))
         row = {"share": share, "planner": planned(Planner(), limited, graph)}
         with clock.by_processor_time():
-            row["portfolio"] = planned(Zico(Flow("flow-whole")), limited, graph)
+            row["portfolio"] = planned(Portfolio(Flow("flow-whole")), limited, graph)
         rows.append(row)
     figures = {"operations": problem.n_ops, "tensors": len(problem), "graph": len(graph)}
     return {**figures, "peak_bytes": problem.peak_bytes, "period_ns": problem.period_ns, "rows": rows}

@@ -1,4 +1,4 @@
-"""Our planner, ``zico``: many starts, each pruned to what the limit needs, and swaps for the rest.
+"""Published planners together: many starts, each pruned to what the limit needs, and swaps for the rest.
 
 Theory of operation
     A *start* is an order in which results are dropped and made again: by published planners, for
@@ -61,10 +61,10 @@ _LAST = ("lms", "autotm", "swapadvisor")
 """Planners of swaps that are asked where nothing else has found a plan."""
 
 
-class Zico:
+class Portfolio:
     """The fastest of many mixes."""
 
-    name = "zico"
+    name = "portfolio"
 
     def __init__(self, swaps: SwapPlanner | None = None) -> None:
         """Let this planner choose what moves; by default ``flow``."""
@@ -96,7 +96,7 @@ class _Search:
         self.best: SavePlan | None = None
         self.best_ns = float("inf")
         """What an iteration takes by it."""
-        self.why = NoPlan(Reason.NOT_FOUND, Zico.name, 0.0, "nothing was tried")
+        self.why = NoPlan(Reason.NOT_FOUND, Portfolio.name, 0.0, "nothing was tried")
         self._problem, self._graph, self._limit = problem, graph, limit_of(problem)
         self._began_s, self._deadline_s = began_s, deadline_s
         self._flat = flat(graph)
@@ -140,7 +140,7 @@ class _Search:
                 self._tried.add(made)
                 excess = rewritten(self._problem, self._graph, made).problem.peak_bytes - self._limit
             if excess <= 0:
-                self._note(duration_ns, SavePlan(Zico.name, 0.0, no_swaps(Zico.name), made))
+                self._note(duration_ns, SavePlan(Portfolio.name, 0.0, no_swaps(Portfolio.name), made))
                 return duration_ns
         return float("inf")
 

@@ -29,8 +29,6 @@ from zico.base.units import format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving import clock
 from zico.planning.saving.mixed import rewritten
-from zico.planning.saving.planner import Planner
-from zico.planning.saving.planner import load as load_planner
 from zico.planning.saving.registry import LONGEST, save_planner
 from zico.swap.observed import NS, Idleness, problem_of
 
@@ -105,7 +103,7 @@ def choose(seen: Observed, limit_bytes: int, rates: Rates, planner: str) -> Chos
     if planner == LONGEST:
         return None
     with clock.ended_by(background.is_ending):  # the interpreter's end waits for the thread that asks
-        return _chosen_by(_job_planner(planner), seen, limit_bytes, rates)
+        return _chosen_by(save_planner(planner), seen, limit_bytes, rates)
 
 
 def load(planner: str) -> None:
@@ -114,9 +112,7 @@ def load(planner: str) -> None:
     Raises:
         ConfigError: There is no such planner.
     """
-    if planner == Planner.name:
-        load_planner()
-    elif planner != LONGEST:
+    if planner != LONGEST:
         save_planner(planner)
 
 
@@ -164,11 +160,6 @@ def plan(
         returns.setdefault(max(event, idle.saved_event[i]), []).append(i)
     ordered = {event: tuple(those) for event, those in returns.items()}
     return Plan(seen, frozenset(freed), ordered, int(resident.max(initial=0)), dropped)
-
-
-def _job_planner(name: str) -> SavePlanner:
-    """Return the planner of that name, for an executor that moves whole tensors."""
-    return Planner() if name == Planner.name else save_planner(name)
 
 
 def _wanted(

@@ -67,6 +67,7 @@ from zico.planning.saving.pruning import (
     segmented,
     take,
 )
+from zico.planning.saving.registry import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -626,18 +627,14 @@ def searched(problem: SwapProblem, graph: Graph, work: int) -> Best:
     return best
 
 
-def load() -> None:
-    """Load the search's machine code, or compile it."""
-    program(__name__).load()
-
-
 class Planner:
     """Drops, prunes and moves."""
 
-    name = "zico"
+    name = OURS
 
     def __init__(self, work: int = WORK) -> None:
-        """Search for so long, in steps of about a nanosecond."""
+        """Load the search's machine code, or compile it; search for so long, in steps of about a nanosecond."""
+        program(__name__).load()
         self._work = work
 
     def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float = 0.0) -> SavePlan | NoPlan:  # noqa: ARG002 - counts

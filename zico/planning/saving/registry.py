@@ -29,25 +29,27 @@ SWAP_PLANNERS: Mapping[str, tuple[str, ...]] = {
 }
 """Those that only move tensors: module of ``zico.lab.saving``, class and its arguments, by name."""
 _RECOMPUTING = ("chen", "dtr", "checkmate", "checkmate-lp")
-SAVE_PLANNERS: Mapping[str, tuple[str, ...]] = {
-    "zico": ("portfolio", "Zico"),
+_LABORATORYS: Mapping[str, tuple[str, ...]] = {
+    "portfolio": ("portfolio", "Portfolio"),
     "capuchin": ("combined", "Capuchin"),
     "superneurons": ("combined", "SuperNeurons"),
     "echo": ("combined", "Echo"),
     **{name: ("combined", "Recomputing", name) for name in _RECOMPUTING},
 }
+OURS = "zico"
+SAVE_PLANNERS = (OURS, *_LABORATORYS)
 """Those that drop tensors and make them again, and may move others."""
 MODES = ("none", "swap", "page", "auto")
 SAVES = (*MODES, *SAVE_PLANNERS, *SWAP_PLANNERS)
 """What a traced job may do: a mode of ``zico run``, or the name of a planner."""
 LONGEST = "longest"
 """What jobs follow if nothing else was asked for: see ``zico.swap.schedule``."""
-OURS = "zico"
 AUTO_PLANNERS = (LONGEST, OURS)
 """Of which a job under ``auto`` keeps the fastest."""
 REDUCING = {"gist-fp16": "fp16", "gist-fp10": "fp10", "gist-fp8": "fp8"}
 """As ``gist``, with what leaves in fewer bits: gradients are not the same bits any more."""
-JOB_PLANNERS = (LONGEST, *SAVE_PLANNERS, *(name for name in SWAP_PLANNERS if name != "flow"), *REDUCING)
+_IN_PARTS = {"flow", "portfolio"}
+JOB_PLANNERS = (LONGEST, *(name for name in (*SAVE_PLANNERS, *SWAP_PLANNERS) if name not in _IN_PARTS), *REDUCING)
 """Those that jobs can follow: they move whole tensors."""
 DEVICE_PLANNERS = tuple(name for name in JOB_PLANNERS if name not in {"gist", *REDUCING})
 """Those that jobs on a GPU can follow: they move tensors as they are, or make them again by rules."""
@@ -80,9 +82,13 @@ def save_planner(name: str) -> SavePlanner:
         from zico.planning.saving.mixed import Swapping
 
         return Swapping(swap_planner("gist" if name in REDUCING else name))
-    if name not in SAVE_PLANNERS:
+    if name == OURS:
+        from zico.planning.saving.planner import Planner
+
+        return Planner()
+    if name not in _LABORATORYS:
         raise ConfigError(f"{name!r} is no planner: give one of {', '.join((*SAVE_PLANNERS, *SWAP_PLANNERS))}")
-    planner: SavePlanner = _made(name, *SAVE_PLANNERS[name])
+    planner: SavePlanner = _made(name, *_LABORATORYS[name])
     return planner
 
 
