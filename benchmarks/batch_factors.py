@@ -21,10 +21,10 @@ import zoo
 
 from zico.base.units import GIB
 from zico.lab.saving.files import swap_iteration
+from zico.lab.saving.graphs import graph_of
 from zico.lab.saving.judge import judge
 from zico.planning.packing.problem import NoPlan
 from zico.planning.saving.problem import Link
-from zico.planning.saving.recomputation import graph_of
 from zico.planning.saving.registry import save_planner
 from zico.trace.roofline import device_model
 

@@ -27,13 +27,13 @@ import numpy as np
 import swap
 
 from zico.lab.saving.flow import Flow
+from zico.lab.saving.graphs import graph_of
 from zico.lab.saving.judge import judge
 from zico.lab.saving.portfolio import Portfolio
 from zico.planning.packing.problem import NoPlan
 from zico.planning.saving import clock
 from zico.planning.saving.planner import Planner
 from zico.planning.saving.problem import READ, WRITE, Link, SwapProblem
-from zico.planning.saving.recomputation import graph_of
 from zico.swap.observed import problem_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ import zoo
 
 from zico.lab.saving.checkmate import least_cost_ns
 from zico.lab.saving.files import swap_iteration
+from zico.lab.saving.graphs import graph_of, judge
 from zico.lab.saving.schedules import Schedule, plan
 from zico.planning.packing.problem import NoPlan
-from zico.planning.saving.recomputation import Graph, graph_of, judge
+from zico.planning.saving.recomputation import Graph
 from zico.planning.saving.registry import save_planner
 
 if TYPE_CHECKING:

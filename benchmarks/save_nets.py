@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import common
 import swap
 
+from zico.lab.saving.graphs import graph_of
 from zico.lab.saving.judge import judge
 from zico.planning.packing.problem import NoPlan
-from zico.planning.saving.recomputation import graph_of
 from zico.planning.saving.registry import SAVE_PLANNERS, SWAP_PLANNERS, save_planner
 
 if TYPE_CHECKING:

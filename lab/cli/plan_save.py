@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from zico.lab.saving.files import SwapIteration
     from zico.lab.saving.replay import History, Replay
+    from zico.lab.saving.rewriting import Rewritten
     from zico.planning.packing.problem import NoPlan
-    from zico.planning.saving.mixed import Rewritten, SavePlan, SavePlanner
+    from zico.planning.saving.mixed import SavePlan, SavePlanner
     from zico.planning.saving.problem import Link, SwapPlan, SwapProblem
     from zico.planning.saving.recomputation import Graph
 
@@ -257,7 +258,7 @@ def plan_saving(asked: SaveAsked, work: Work, write: Callable[[Path, bytes], Non
         TraceError: The file is no trace that says which operation uses which tensor.
     """
     from zico.lab.saving.files import swap_iteration
-    from zico.planning.saving.recomputation import graph_of
+    from zico.lab.saving.graphs import graph_of
     from zico.trace.files import read_trace
 
     if asked.limit is not None and asked.overhead is not None:
@@ -397,8 +398,8 @@ class _Asking:
     def ask(self, planner: SavePlanner) -> _Judged:
         """Return a planner's judged answer."""
         from zico.lab.saving.judge import judge
+        from zico.lab.saving.rewriting import rewritten
         from zico.planning.packing.problem import NoPlan
-        from zico.planning.saving.mixed import rewritten
 
         _warm(planner)
         problem, answer = self._answer(planner)
@@ -455,8 +456,8 @@ def _row(name: str, result: Replay, problem: SwapProblem) -> SaveRow:
 
 def _warm(planner: SavePlanner) -> None:
     """Let a planner's code be loaded or compiled before its time counts: up to half a minute, once per machine."""
+    from zico.lab.saving.graphs import graph_of
     from zico.planning.saving.problem import SwapProblem
-    from zico.planning.saving.recomputation import graph_of
 
     two, rest = np.array([0, 1]), np.array([2, 1])
     tiny = SwapProblem(
@@ -498,7 +499,7 @@ def _cost(row: SaveRow, overhead: float | None) -> float:
 
 def _write(found: SwapIteration, graph: Graph, best: _Judged, work: Work, write: Callable[[Path, bytes], None]) -> None:
     """Write the best plan and its picture if they were asked for."""
-    from zico.planning.saving.mixed import rewritten
+    from zico.lab.saving.rewriting import rewritten
 
     if best.plan is None or best.history is None:
         return

@@ -47,10 +47,11 @@ from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from zico.base.errors import ConfigError
-from zico.lab.saving import checkmate, portfolio, schedules
+from zico.lab.saving import checkmate, graphs, portfolio, schedules
+from zico.lab.saving.graphs import judge
 from zico.planning.packing.problem import NoPlan
 from zico.planning.saving import recomputation
-from zico.planning.saving.recomputation import Graph, judge
+from zico.planning.saving.recomputation import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,7 +73,7 @@ class Solver(CustomKnapsackSolver):  # type: ignore[misc] # torch has no types
 
     def uuid(self) -> Any:  # noqa: ANN401 - as torch's
         """Return what PyTorch's cache of compiled graphs knows this solver by."""
-        files = (each.__file__ for each in (checkmate, portfolio, recomputation, schedules))
+        files = (each.__file__ for each in (checkmate, graphs, portfolio, recomputation, schedules))
         return self._planner, self._seconds, get_hash_for_files(files)
 
     def __call__(

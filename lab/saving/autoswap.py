@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from zico.base.compiled import compiled
 from zico.base.units import MIB, format_bytes
+from zico.lab.saving.replayer import Replayer
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.fast import Replayer, transfer_ns
+from zico.planning.saving.fast import transfer_ns
 from zico.planning.saving.problem import SwapPlan, Transfers, no_swaps
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ import numpy as np
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes
 from zico.lab.saving.autoswap import LEAST_BYTES, begin_ns, gaps_between_accesses, in_order
+from zico.lab.saving.replayer import Replayer
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.fast import Replayer
 from zico.planning.saving.problem import SwapPlan, no_swaps
 
 if TYPE_CHECKING:

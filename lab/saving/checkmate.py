@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.base.errors import ConfigError
+from zico.lab.saving.graphs import judge
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.recomputation import Graph, judge
+from zico.planning.saving.recomputation import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -23,15 +23,16 @@ import numpy as np
 from zico.base.units import format_bytes
 from zico.lab.saving import schedules
 from zico.lab.saving.autoswap import AutoSwap, Candidates, begin_ns, doa, end_ns
+from zico.lab.saving.replayer import Replayer
+from zico.lab.saving.rewriting import order_of, rewritten
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.fast import Replayer
-from zico.planning.saving.mixed import SavePlan, order_of, rewritten, straight
+from zico.planning.saving.mixed import SavePlan, straight
 from zico.planning.saving.problem import WRITE, no_swaps
 
 if TYPE_CHECKING:
     from zico.lab.saving.autoswap import Gaps
-    from zico.planning.saving.fast import FastReplay
+    from zico.lab.saving.replayer import FastReplay
     from zico.planning.saving.problem import SwapPlan, SwapPlanner, SwapProblem
     from zico.planning.saving.recomputation import Graph, Order
 

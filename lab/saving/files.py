@@ -19,7 +19,8 @@ from zico.trace.iterations import choose, find_iterations, with_operations
 from zico.trace.lifetimes import NEVER, lifetimes
 
 if TYPE_CHECKING:
-    from zico.planning.saving.mixed import Rewritten, SavePlan
+    from zico.lab.saving.rewriting import Rewritten
+    from zico.planning.saving.mixed import SavePlan
     from zico.planning.saving.problem import Int64s, Transfers
     from zico.trace.events import Trace
     from zico.trace.iterations import Iterations

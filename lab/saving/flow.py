@@ -31,9 +31,9 @@ from zico.base.units import KIB, MIB
 from zico.lab.saving.autoswap import AutoSwap
 from zico.lab.saving.bound import Rounding, fluid_of
 from zico.lab.saving.network import cut_open, shares_within
+from zico.lab.saving.replayer import Replayer
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.fast import Replayer
 from zico.planning.saving.problem import SwapPlan, Transfers, no_swaps
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from zico.lab.saving import graphs
 from zico.lab.saving.replay import History, Replay, replay_with_history
-from zico.planning.saving import recomputation
-from zico.planning.saving.mixed import rewritten
+from zico.lab.saving.rewriting import rewritten
 
 if TYPE_CHECKING:
     from zico.planning.saving.mixed import SavePlan
@@ -22,7 +22,7 @@ def judge(problem: SwapProblem, graph: Graph, plan: SavePlan) -> tuple[Replay, H
     """
     if not plan.order:
         return replay_with_history(problem, plan.swaps)
-    broken = recomputation.judge(graph, plan.order).broken
+    broken = graphs.judge(graph, plan.order).broken
     if broken is not None:
         none = Replay("again", broken, 0.0, 0.0, 0, 0.0, 0.0, 0, repeats=False)
         return none, History([], [], [0], [])

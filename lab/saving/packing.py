@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zico.lab.saving.replayer import Replayer
 from zico.planning.packing.problem import NoPlan, Problem
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.fast import Replayer, transfer_ns
+from zico.planning.saving.fast import transfer_ns
 from zico.planning.saving.problem import no_swaps
 from zico.trace.lifetimes import cut_open
 
 if TYPE_CHECKING:
-    from zico.planning.saving.fast import FastReplay
+    from zico.lab.saving.replayer import FastReplay
     from zico.planning.saving.problem import SwapPlan, SwapPlanner, SwapProblem
 
 _Instant = tuple[int, int]

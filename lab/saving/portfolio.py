@@ -30,9 +30,10 @@ from zico.lab.saving.combined import (
     with_swaps,
     worth,
 )
+from zico.lab.saving.rewriting import order_of, rewritten
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.mixed import SavePlan, order_of, rewritten, straight
+from zico.planning.saving.mixed import SavePlan, straight
 from zico.planning.saving.problem import no_swaps
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.lab.saving.autoswap import Candidates, gaps_between_accesses, in_order, over
+from zico.lab.saving.replayer import Replayer
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.fast import Replayer
 from zico.planning.saving.problem import READ, SwapPlan, no_swaps
 
 if TYPE_CHECKING:

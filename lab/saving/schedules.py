@@ -16,9 +16,9 @@ import numpy as np
 
 from zico.base.units import format_bytes
 from zico.lab.saving.checkmate import MOST_ALONE, MOST_OPS, checkmate, checkmate_lp, layers
+from zico.lab.saving.graphs import judge
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.recomputation import judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -85,8 +85,8 @@ def by_planner(name: str, trace: Trace, copy_bytes_per_s: float, jobs: int) -> t
 
 def _planned(name: str, trace: Trace, copy_bytes_per_s: float, jobs: int) -> Iterator[list[OperatingPoint]]:
     from zico.lab.saving.files import swap_iteration
+    from zico.lab.saving.graphs import graph_of
     from zico.planning.saving.problem import Link
-    from zico.planning.saving.recomputation import graph_of
     from zico.scheduler.state import OperatingPoint
 
     for among in sharing(jobs):

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zico.base.units import MIB
+from zico.lab.saving.graphs import graph_of
 from zico.lab.saving.judge import judge
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving import clock
 from zico.planning.saving.planner import WORK, Planner, searched
 from zico.planning.saving.problem import PERSISTENT, READ, WRITE, Link, SwapProblem
-from zico.planning.saving.recomputation import graph_of
 
 SOME_WORK = WORK // 100
 DEADLINE_S = 60.0

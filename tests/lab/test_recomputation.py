@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from zico.base.errors import ConfigError, ProblemError
 from zico.lab.saving.checkmate import layers, least_cost_ns
+from zico.lab.saving.graphs import graph_of, judge
 from zico.lab.saving.schedules import PLANNERS, Schedule, plan
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.problem import PERSISTENT, READ, WRITE
-from zico.planning.saving.recomputation import Graph, graph_of, judge
+from zico.planning.saving.recomputation import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,17 +14,19 @@ from hypothesis import strategies as st
 
 from zico.base.errors import ConfigError
 from zico.base.units import MIB
+from zico.lab.saving import graphs as of_graphs
 from zico.lab.saving import portfolio, schedules
 from zico.lab.saving.combined import Capuchin, Echo, Recomputing
 from zico.lab.saving.flow import Flow, FlowOptions
+from zico.lab.saving.graphs import graph_of
 from zico.lab.saving.judge import judge
 from zico.lab.saving.portfolio import Portfolio, dearness, flat, peak_of, pruned
+from zico.lab.saving.rewriting import order_of, rewritten
 from zico.planning.packing.problem import NoPlan
-from zico.planning.saving import recomputation
-from zico.planning.saving.mixed import SavePlanner, Swapping, order_of, rewritten
+from zico.planning.saving.mixed import SavePlan, SavePlanner, Swapping
 from zico.planning.saving.planner import Planner
-from zico.planning.saving.problem import READ, WRITE, Link, SwapProblem
-from zico.planning.saving.recomputation import Graph, graph_of
+from zico.planning.saving.problem import READ, WRITE, Link, SwapProblem, no_swaps
+from zico.planning.saving.recomputation import Graph
 from zico.planning.saving.registry import SAVE_PLANNERS, SWAP_PLANNERS, save_planner
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ def of_graph(graph: Graph, sizes: Sequence[int], link: Link, limit: int | None =
 @given(graphs(), st.data())
 @settings(max_examples=100, deadline=None)
 def test_an_order_makes_the_iteration_that_its_judge_saw(graph: Graph, data: st.DataObject) -> None:
-    """With an order of any planner, the new iteration holds and takes what the judge of schedules says."""
+    """The new iteration holds and takes what the judge of schedules says; a plan knows whose tensors it moves."""
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=len(graph), max_size=len(graph)))
     iteration = of_graph(graph, sizes, Link())
     known = graph_of(iteration)
@@ -57,11 +59,13 @@ def test_an_order_makes_the_iteration_that_its_judge_saw(graph: Graph, data: st.
     name = data.draw(st.sampled_from(("dtr", "chen")))
     answer = schedules.plan(name, known, limit, SECONDS)
     order = tuple(range(len(known))) if isinstance(answer, NoPlan) else answer.order
-    judged, made = recomputation.judge(known, order), rewritten(iteration, known, order)
+    judged, made = of_graphs.judge(known, order), rewritten(iteration, known, order)
     assert made.problem.peak_bytes == judged.peak_bytes
     assert made.problem.period_ns == judged.cost_ns
     assert made.again.sum() == len(order) - len(known)
     assert (made.problem.size_bytes == iteration.size_bytes[made.tensor]).all()
+    each = dataclasses.replace(no_swaps("all"), tensor=np.arange(len(made.problem)))
+    assert np.array_equal(SavePlan("all", 0.0, each, order).moved(iteration, known), made.tensor)
 
 
 def test_what_runs_again_finds_its_source() -> None:
@@ -71,7 +75,7 @@ def test_what_runs_again_finds_its_source() -> None:
     order = (0, 1, 2, 3, 4, 3, 5)
     made = rewritten(iteration, graph_of(iteration), order).problem
     assert made.free_op[0] == 5
-    assert made.peak_bytes == recomputation.judge(graph_of(iteration), order).peak_bytes == 5
+    assert made.peak_bytes == of_graphs.judge(graph_of(iteration), order).peak_bytes == 5
 
 
 def test_an_iteration_without_repeats_is_the_given_one() -> None:
@@ -102,11 +106,11 @@ def test_pruning_keeps_what_the_judge_says(graph: Graph, data: st.DataObject) ->
     if order is None or len(order) > portfolio._MOST_RUNS * len(graph):
         assert peak_of(of, is_dropped) == -1
         return
-    before = recomputation.judge(graph, order)
+    before = of_graphs.judge(graph, order)
     assert peak_of(of, is_dropped) == before.peak_bytes
     dear = dearness(graph, order, by_worth=data.draw(st.booleans()))
     left = pruned(of, order, before.peak_bytes, dear, float("inf"))
-    after = recomputation.judge(graph, left, before.peak_bytes)
+    after = of_graphs.judge(graph, left, before.peak_bytes)
     assert after.broken is None
     assert after.cost_ns <= before.cost_ns
     assert pruned(of, order, 1 << 50, dear, float("inf")) == tuple(range(len(graph)))

@@ -16,12 +16,13 @@ from zico.base.errors import ConfigError
 from zico.lab.saving.autoswap import SCORES, AutoSwap, Candidates, gaps_between_accesses, schedule, score
 from zico.lab.saving.bayes import Bayes
 from zico.lab.saving.files import Asked, PlanFile, SwapIteration, plan_json
+from zico.lab.saving.graphs import graph_of
 from zico.lab.saving.packing import lowest_limit, packing_problem
 from zico.lab.saving.replay import replay, replay_with_history
+from zico.lab.saving.rewriting import rewritten
 from zico.planning.packing.problem import NoPlan, Reason
-from zico.planning.saving.mixed import rewritten, straight
+from zico.planning.saving.mixed import straight
 from zico.planning.saving.problem import PERSISTENT, SwapPlan, SwapProblem, Transfers, no_swaps
-from zico.planning.saving.recomputation import graph_of
 from zico.planning.saving.registry import SWAP_PLANNERS, swap_planner
 
 SECONDS = 30.0

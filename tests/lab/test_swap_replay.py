@@ -12,7 +12,7 @@ from cpu.support.swap_ticks import Ticks
 from hypothesis import given, settings
 
 from zico.lab.saving.replay import replay, replay_with_history
-from zico.planning.saving.fast import Replayer
+from zico.lab.saving.replayer import Replayer
 from zico.planning.saving.problem import PERSISTENT, Link, no_swaps
 
 if TYPE_CHECKING:

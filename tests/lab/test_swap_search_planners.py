@@ -16,9 +16,9 @@ from zico.lab.saving.autotm import AutoTM, Choices, Copy
 from zico.lab.saving.bound import least_overhead
 from zico.lab.saving.flow import Flow
 from zico.lab.saving.replay import replay
+from zico.lab.saving.replayer import FastReplay, Replayer
 from zico.lab.saving.swapadvisor import SwapAdvisor
 from zico.planning.packing.problem import NoPlan, Reason
-from zico.planning.saving.fast import FastReplay, Replayer
 from zico.planning.saving.problem import Link, SwapPlan, SwapPlanner, SwapProblem
 
 SECONDS = 60.0

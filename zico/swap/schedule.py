@@ -28,7 +28,6 @@ from zico.base import background
 from zico.base.units import format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving import clock
-from zico.planning.saving.mixed import rewritten
 from zico.planning.saving.registry import LONGEST, save_planner
 from zico.swap.observed import NS, Idleness, problem_of
 
@@ -247,10 +246,7 @@ def _unplanned(why: Sequence[str], *limits: int) -> str:
 
 
 def _chosen(answer: SavePlan, problem: SwapProblem, found: Seen, note: str) -> Chosen:
-    moved = answer.swaps.tensor.tolist()
-    if answer.order:
-        origin = rewritten(problem, found.graph, answer.order).tensor
-        moved = origin[moved].tolist()
+    moved = answer.moved(problem, found.graph).tolist()
     runs = np.bincount(np.array(answer.order, np.int64), minlength=len(found.graph))
     dropped = frozenset(found.numbers[r] for r, maker in enumerate(found.graph.maker) if runs[maker] > 1)
     return Chosen(frozenset(found.numbers[i] for i in moved) - dropped, dropped, note)

@@ -1,4 +1,4 @@
-"""The iteration that an order of operations makes, in compiled code: what ``mixed.rewritten`` returns, and its gaps."""
+"""The iteration that an order of operations makes, in compiled code: its operations, tensors and gaps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PERIOD, LIMIT, LEAST, FORWARD = range(4)
 
 
 class Made(NamedTuple):
-    """The iteration that an order makes: what ``mixed.rewritten`` returns, and the gaps in it."""
+    """The iteration that an order makes, and the gaps in it."""
 
     op: Int64s
     step: Int64s

@@ -22,7 +22,10 @@ DONE, MOST, SEED = range(3)
 
 @compiled
 def order_of(of: Given, dropped: Bools, order: Int64s) -> int:
-    """Write the order of ``mixed.order_of``; returns its length, below 0 if there is none."""
+    """Write the order in which results are dropped for their longest pause, and made again for its end.
+
+    Returns its length, below 0: an operation that must not run again would have to, or it is too long.
+    """
     held = np.zeros(len(of.bytes), np.bool_)
     ahead = np.empty(len(of.rest) + 1, np.int64)
     n = 0
