@@ -15,7 +15,7 @@ class Given(NamedTuple):
     """A problem and its graph as arrays of int64; lists have the entries from ``begin[i]`` to ``begin[i + 1]``."""
 
     pause: Int64s
-    """Ahead of each operation; of the first one, behind the last one, too."""
+    """The ns ahead of each operation; ahead of the first one, those behind the last one, too."""
     duration: Int64s
     size: Int64s
     alloc: Int64s
@@ -34,7 +34,7 @@ class Given(NamedTuple):
     until: Int64s
     rest: Int64s
     bytes: Int64s
-    """Of each result."""
+    """The bytes of each result."""
     maker: Int64s
     inputs_begin: Int64s
     inputs: Int64s
@@ -44,7 +44,7 @@ class Given(NamedTuple):
     readers: Int64s
     leaves_begin: Int64s
     leaves: Int64s
-    """What can be dropped behind an operation, for its longest pause."""
+    """The results that can be dropped behind each operation, for their longest pause."""
     numbers: Int64s
     """The period, the limit, the bytes of the smallest tensor that moves, and operations of the forward pass."""
 
@@ -62,7 +62,7 @@ class Made(NamedTuple):
     step: Int64s
     """The order's entry that each operation is part of."""
     ops: Int64s
-    """The columns of ``fast``, without those of swaps."""
+    """The columns of operations as in ``fast``, without those of swaps."""
     load: Int64s
     tensor: Int64s
     alloc: Int64s
@@ -77,7 +77,7 @@ class Made(NamedTuple):
     """1: an access ends it; 0: it ends with its tensor."""
     period: int
     alive: int
-    """Bytes alive when the iteration begins."""
+    """The bytes alive when the iteration begins."""
 
 
 @compiled
@@ -108,7 +108,7 @@ class _Placed(NamedTuple):
 
 
 class _Lives(NamedTuple):
-    """The tensors of an order: of one that is made again, one for each time."""
+    """The tensors of an order; a result that is made again is several of them."""
 
     tensor: Int64s
     alloc: Int64s

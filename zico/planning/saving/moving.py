@@ -27,7 +27,7 @@ class Times(NamedTuple):
 
     begin: Int64s
     period: Int64s
-    """Of one entry."""
+    """One entry."""
 
 
 class Moves(NamedTuple):
@@ -38,7 +38,7 @@ class Moves(NamedTuple):
     """The operation at which each is asked back, from its access on; ``fast.NONE``: it ends with its gap."""
     delay: Int64s
     way: int
-    """``EARLY``: those for which the link is behind are asked back as soon as the peak is over."""
+    """``LATE`` or ``EARLY``, as for ``scheduled``."""
 
 
 @compiled
@@ -171,7 +171,7 @@ def _transfers(swap: Int64s, op: Int64s, delay: Int64s, tie: Int64s, n: int) -> 
     key = np.empty(count, np.int64)
     for k in range(count):
         i = swap[k]
-        key[k] = (op[i] % n << 46) + (min(delay[i] >> 12, (1 << 31) - 1) << 15) + min(tie[i], (1 << 15) - 1)
+        key[k] = (op[i] % n << 43) + (min(delay[i] >> 13, (1 << 29) - 1) << 14) + min(tie[i], (1 << 14) - 1)
     order = np.argsort(key)
     rows = np.empty((count, 3), np.int64)
     for k in range(count):

@@ -1,4 +1,4 @@
-"""The planner of jobs: drops, prunes and moves, in compiled code that holds no lock of the interpreter's.
+"""The planner of jobs: it drops, prunes and moves, in compiled code that holds no lock of the interpreter's.
 
 Theory of operation
     A *start* is an order of operations in which results are made again: all that can be, those that
@@ -76,13 +76,15 @@ if TYPE_CHECKING:
     from zico.planning.saving.recomputation import Graph
 
 WORK = 400_000_000
-"""What a search may cost, in steps of about a nanosecond."""
+"""A search costs at most so many steps, each of about a nanosecond."""
 _WORK_EACH = 4_000_000
-"""The same for each operation, of small iterations."""
+"""A short iteration's search costs at most so many steps for each operation."""
 _MANY = 2500
-"""Operations beyond which the work that is counted becomes less: what is done in any case becomes more."""
+"""Of more operations, fewer steps are left to count: what is done in any case takes longer."""
+_MOST_OPS = 1 << 17
+"""Longer iterations get no plan: the places of their operations do not fit ``moving``'s sort keys."""
 _LEAST_BYTES = 64 * KIB
-"""Smaller tensors stay."""
+"""Smaller tensors stay where they are."""
 _SEED = 88172645
 
 
@@ -90,20 +92,20 @@ _SEED = 88172645
 
 
 class Best(NamedTuple):
-    """The best plan so far; arrays that are large enough for any."""
+    """The best plan so far: arrays that are large enough for any plan."""
 
     ns: Int64s
-    """What an iteration takes, of one entry."""
+    """One entry: what an iteration takes."""
     order: Int64s
     tensor: Int64s
-    """Of each swap."""
+    """The tensor of each swap, of the iteration that the order makes."""
     gap: Int64s
     size: Int64s
     out: Int64s
-    """Rows of the stream, one after another."""
+    """Swap, operation and delay of each transfer out, one transfer after another."""
     back: Int64s
     numbers: Int64s
-    """Of the order's entries, of swaps, and of those that return."""
+    """How many entries the order has, how many swaps there are, and how many of them return."""
 
 
 N_ORDER, N_SWAPS, N_BACKS = range(3)
@@ -113,7 +115,7 @@ class Mix(NamedTuple):
     """An order with moves, and what an iteration takes by it."""
 
     ids: Int64s
-    """The line's step that each entry of the order is."""
+    """Each entry's step of the line that the order was taken from."""
     order: Int64s
     made: Made
     uses: Bools
@@ -121,9 +123,9 @@ class Mix(NamedTuple):
     moves: Moves
     times: Times
     took_ns: float
-    """Infinite: it breaks a rule."""
+    """What an iteration takes, in ns; infinite if the moves break a rule."""
     bytes: int
-    """What leaves."""
+    """How much leaves in an iteration."""
 
 
 @compiled
@@ -178,7 +180,7 @@ def _moved(of: Given, mix: Mix, by: int, ways: int, passes: int, work: Int64s) -
     """Return the same order with moves of what it holds beyond the limit; of more, where that comes to a deadlock."""
     limit, uses, share = of.numbers[LIMIT], np.zeros(len(mix.made.gap), np.bool_), 0
     found = mix
-    while found.took_ns == np.inf and share < _MOST_LOWER:
+    while found.took_ns == np.inf and share < _MOST_LOWER and work[DONE] < work[MOST]:
         times = ideal(mix.made)
         if not chosen(of, mix.made, times, by, limit - share * limit // 128, uses, work):
             break
@@ -188,7 +190,7 @@ def _moved(of: Given, mix: Mix, by: int, ways: int, passes: int, work: Int64s) -
 
 
 _MOST_LOWER = 64
-"""Of 128 parts of the limit, by which less may be planned for where a plan comes to a deadlock."""
+"""Where moves come to a deadlock, they are chosen for limits that are lower by up to so many 128ths."""
 
 
 # -- starts ----------------------------------------------------------------------------------------
@@ -200,25 +202,25 @@ class Starts(NamedTuple):
     order: Any
     length: Int64s
     cost: Any
-    """What repeats take within the limit."""
+    """What repeats take, in ns, once the order is pruned to the limit; infinite if it does not keep that."""
     with_moves: Any
-    """What repeats take, and moves of what is held beyond the limit, where links never rest."""
+    """What repeats take, in ns, and moves of all bytes beyond the limit at the pace of the links."""
     target: Int64s
-    """What the line holds then, by the graph's count."""
+    """The bytes to which the order is pruned then, by the graph's count."""
     runs: Any
     number: Int64s
-    """Of one entry: how many there are."""
+    """One entry: how many orders there are."""
 
 
 _STARTS = 32
 _MOST_RUNS = 6
-"""Of each operation, in the mean: what takes more is no start."""
+"""An order has at most so many entries for each operation."""
 _WORTHS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
-"""Of the bytes that can be dropped, those that are: the cheapest for their bytes."""
+"""Starts drop these shares of the bytes that can be dropped, the cheapest for their bytes first."""
 _SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _BEST_SEGMENTS = 3
 _LOWER = (1.0, 0.85, 0.7, 0.5)
-"""Of the limit, to which runs evict: an order for less can be cheaper once it is pruned."""
+"""Runs evict to these shares of the limit: an order for less can be cheaper once it is pruned."""
 
 
 @compiled
@@ -375,16 +377,16 @@ def _recompute_better(of: Given, starts: Starts, best: Best, until: int, work: I
 
 _MIXES, _SCORES = 8, 3
 _SHARES = (0.0, 0.15, 0.3, 0.5, 0.75)
-"""Of the way from the limit up to the peak: starts are pruned to that, and the rest moves."""
+"""Starts are pruned to limit + share * (peak - limit); moves do the rest."""
 _PRICES = (2.5, 1.0, 0.3)
-"""Of what moving a byte takes, for bytes beyond the limit: links have time to spare, or make others wait, too."""
+"""A byte beyond the limit costs so many times what moving it takes: links have time to spare, or make others wait."""
 _AT_ONCE = 6
 _ONLY_MOVES = 0.6
-"""How often only moves are changed, instead of repeats."""
+"""The share of changes that are of moves, instead of repeats."""
 _FEWER, _MORE = 0.7, 0.3
-"""With lower dice, one move less is tried; with higher ones, one more."""
+"""A number drawn from 0 to 1 that is below the first makes one move less; one above the second makes one more."""
 _OTHER_WAY = 0.15
-"""How often both ways are tried of when to ask back."""
+"""The share of changes for which both ways are tried of when to ask back."""
 
 
 class Mixes(NamedTuple):
@@ -643,6 +645,9 @@ class Planner:
         if problem.limit_bytes is None or problem.peak_bytes <= problem.limit_bytes:
             return SavePlan(self.name, 0.0, no_swaps(self.name))
         limit = problem.limit_bytes
+        if problem.n_ops > _MOST_OPS:
+            detail = f"an iteration of {problem.n_ops} operations is too long: at most {_MOST_OPS} can be planned"
+            return NoPlan(Reason.NOT_FOUND, self.name, 0.0, detail)
         if limit < problem.least_bytes:
             detail = f"an operation needs {problem.least_bytes} bytes at once: give that limit or a higher one"
             return NoPlan(Reason.INFEASIBLE, self.name, time.thread_time() - began_s, detail)

@@ -98,16 +98,16 @@ class _Run(NamedTuple):
     held: Bools
     lost: Bools
     pinned: Int64s
-    """By how many operations that wait."""
+    """How many waiting operations need each result."""
     used: Int64s
-    """The clock at the last use."""
+    """The clock at the last use of each result."""
     seen: Int64s
     here: Int64s
-    """What is held, in any order."""
+    """The results that are held, in any order."""
     place: Int64s
-    """Where each is there."""
+    """The place of each of them there."""
     at_ns: Int64s
-    """When each operation begins, if nothing is dropped."""
+    """When each operation begins if nothing is dropped."""
     numbers: Int64s
 
 
@@ -310,9 +310,9 @@ class Line(NamedTuple):
     used: Int64s
     """The steps that read each result."""
     waiting: Int64s
-    """As long as the order, for those that walk along it."""
+    """Room for the steps that a walk along the order has still to look at."""
     marked: Bools
-    """Nothing is, but meanwhile."""
+    """All false between two walks."""
 
 
 @compiled
@@ -663,4 +663,4 @@ def dropping(of: Given, dropped: Bools, returns: Int64s, dear_ns: float, until: 
 
 
 _MOST_LENGTH = 3
-"""Of an order, in operations of the graph: longer ones are no good start."""
+"""An order by single drops has at most so many entries for each operation: longer ones make no good start."""
