@@ -38,13 +38,14 @@ def _ending(take: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(take)
     def _take_model_step(engine: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as DeepSpeed's
         joined = session.current_here()
-        if joined is None or joined.end_step is None:
+        if joined is None:
             take(engine, *args, **kwargs)
             return
         for optimizer in _optimizers(engine.optimizer):
             joined.parts[optimizer] = _keeper(engine)
         take(engine, *args, **kwargs)
-        joined.end_step(engine, args, kwargs)
+        for watcher in joined.watchers:
+            watcher.end_step(engine, args, kwargs)
 
     return _take_model_step
 

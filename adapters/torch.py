@@ -35,7 +35,7 @@ _OTHERS_BEFORE_SWITCH = 8
 """Steps of other optimizers in a row after which the first one counts as given up."""
 
 
-class StepMarker:
+class StepMarker(session.Watcher):
     """Marks an iteration at each step of the job's main optimizer.
 
     With several optimizers (a GAN's two) one iteration steps each of them; the first one seen is
@@ -48,7 +48,7 @@ class StepMarker:
         self._main: weakref.ref[Any] | None = None
         self._others = 0
 
-    def __call__(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
+    def end_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
         """Note a finished step; waits for admission if it ends an iteration."""
         if optimizer in self._session.parts:
             return
@@ -99,20 +99,21 @@ def enable() -> Session | None:
         if joined.is_to_swap:
             _swap(joined)
         elif joined.settings.wish.save is None:
-            _swap_when_needed(joined)
+            joined.watchers.append(_SwappingWhenNeeded(joined))
     else:
         from zico.adapters import torch_cuda
 
         torch_cuda.enable(joined)
         if joined.is_to_swap:
             _swap(joined)
-    joined.end_step = StepMarker(joined)
-    register_optimizer_step_post_hook(joined.end_step)
+    marker = StepMarker(joined)
+    joined.watchers.append(marker)
+    register_optimizer_step_post_hook(marker.end_step)
     Optimizer.__init__ = _expecting_marks(Optimizer.__init__, joined)
     if joined.settings.ops and joined.heap.ring is not None:
         from zico.adapters.torch_ops import OpRecorder, Sampling
 
-        joined.at_boundaries.append(Sampling(OpRecorder(joined.heap)).boundary)
+        joined.watchers.append(Sampling(OpRecorder(joined.heap)))
     return joined
 
 
@@ -128,7 +129,7 @@ def _swap(joined: Session) -> None:
     if not joined.heap.pool.header["on_timeline"]:  # a GPU has no pages of a process's own, so no state leaves
         Stepping(StateOffload(joined.heap, saving.swapper), joined.parts).install()
     if as_auto:
-        joined.at_boundaries.append(saving.come_or_go)
+        joined.watchers.append(saving)
 
 
 def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving | None:
@@ -183,7 +184,6 @@ def _start(
             joined.settings.heap.get("spill_directory"),
             as_auto=as_auto,
             planners=planners,
-            inform=inform,
             prepare=prepare,
         )
     except ZicoError as error:
@@ -198,25 +198,29 @@ def _pooled(joined: Session) -> tuple[int, int]:
     return joined.heap.base, joined.heap.base + int(joined.heap.record[0]["spill_offset"])
 
 
-def _swap_when_needed(joined: Session) -> None:
-    """Let the job begin to swap once its own peak exceeds what it may hold, and say so then."""
-    from zico.adapters.torch_saving import Stepping
+class _SwappingWhenNeeded(session.Watcher):
+    """Lets the job begin to swap once its own peak exceeds what it may hold, and says so then."""
 
-    stepping = Stepping(None, joined.parts)
-    stepping.install()
+    def __init__(self, joined: Session) -> None:
+        """Watch the steps of optimizers from now on."""
+        from zico.adapters.torch_saving import Stepping
 
-    def begin(lacks: str) -> None:
+        self._session, self._stepping = joined, Stepping(None, joined.parts)
+        self._stepping.install()
+
+    def begins_to_save(self, lacks: str) -> bool:
+        """Save memory as under ``auto``; waits for the tier."""
+        joined = self._session
         inform(
             f"{lacks}: from now on it saves memory by swapping, as with --save auto; with --save none "
             "it ends out of memory"
         )
         saving = _save(joined, AUTO_PLANNERS, as_auto=True)
         if saving is not None:
-            stepping.offload = StateOffload(joined.heap, saving.swapper)
+            self._stepping.offload = StateOffload(joined.heap, saving.swapper)
             saving.install_later(lambda: joined.heap.record[0]["attached"] == Attached.YES)
-            joined.at_boundaries.append(saving.come_or_go)
-
-    joined.begin_to_save = begin
+            joined.watchers.append(saving)
+        return True
 
 
 joining.join()  # the import is the front door

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from zico.heap import allocator
 from zico.heap.layout import HEAP, RECORDING
+from zico.job.session import Watcher
 from zico.trace import ring
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc] # torch has no types
         return self._known.setdefault(func, _Known(self._number_of(str(schema.name)), positions, names))
 
 
-class Sampling:
+class Sampling(Watcher):
     """Turns a recorder on and off at boundaries of iterations, so that recording costs ``COST`` of the time at most.
 
     What a turn costs is measured: its iterations beside those before it. A program that marks
@@ -139,7 +140,7 @@ class Sampling:
         self.is_on = True
         recorder.__enter__()
 
-    def boundary(self) -> None:
+    def at_boundary(self) -> None:
         """Note that an iteration has ended and another begins; the recorder is entered or left if it is time."""
         if self._begun_s is not None:
             (self._recorded_s if self.is_on else self._plain_s).append(time.perf_counter() - self._begun_s)

@@ -44,6 +44,7 @@ from torch.optim.optimizer import (
 from torch.utils._device import DeviceContext
 
 from zico.base.saying import inform
+from zico.job.session import Watcher
 from zico.swap.digest import digest
 from zico.swap.mover import Idle, Place
 from zico.tiers.encodings import SIGNS, ZEROS
@@ -334,7 +335,7 @@ def _check_version(alias: torch.Tensor, version: int) -> None:
         raise RuntimeError(_CHANGED.format(kind=alias.type(), shape=shape, now=now, then=version))
 
 
-class Saving:
+class Saving(Watcher):
     """The hooks, for as long as the process lives."""
 
     storage_type = Storage
@@ -453,7 +454,7 @@ class Saving:
         if may and _autograd._top_saved_tensors_default_hooks(False) is None:  # noqa: FBT003 - by position
             self._push()
 
-    def come_or_go(self) -> None:
+    def at_boundary(self) -> None:
         """Save by these hooks in this thread only while something has to leave: each call of them takes Python's time.
 
         For the boundaries of a job whose limit may change while it runs.

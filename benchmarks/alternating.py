@@ -42,10 +42,10 @@ def alternating(mark: Callable[[Session], None], rows: list[tuple[bool, float, f
     return marked
 
 
-def sampled(boundary: Callable[[], None], rows: list[tuple[bool, float, float]]) -> Callable[[], None]:
-    """Wrap ``Sampling.boundary`` of one: enter the iteration that ends as (operations recorded, wall s, CPU s)."""
+def sampled(sampling: Any, rows: list[tuple[bool, float, float]]) -> Callable[[], None]:  # noqa: ANN401 - an adapter's
+    """Wrap ``Sampling.at_boundary``: enter the iteration that ends as (operations recorded, wall s, CPU s)."""
     begun_s = cpu_begun_s = 0.0
-    sampling: Any = boundary.__self__  # type: ignore[attr-defined]
+    boundary = sampling.at_boundary
 
     def noted() -> None:
         nonlocal begun_s, cpu_begun_s
@@ -64,8 +64,8 @@ def main() -> None:
     if os.environ.get(OPS_VARIABLE):
         import torch  # noqa: F401 - joins the pool, and samples
 
-        calls = current().at_boundaries  # type: ignore[union-attr]
-        calls[-1] = sampled(calls[-1], rows)
+        sampling = current().watchers[-1]  # type: ignore[union-attr]
+        sampling.at_boundary = sampled(sampling, rows)  # type: ignore[method-assign]
     else:
         Session.mark = alternating(Session.mark, rows)  # type: ignore[assignment, method-assign]
     sys.argv = [script, *arguments]

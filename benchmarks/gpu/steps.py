@@ -32,7 +32,7 @@ def counted(swapper: Swapper | None) -> dict[str, Any]:
     planned = None if plan is None else {"leaves_bytes": plan.out_bytes, "drops": len(plan.drops)}
     return {
         **{name: getattr(swapper.figures, name) for name in COUNTED},
-        "waited_for_memory_ns": swapper._gauge.waited_ns(),
+        "waited_for_memory_ns": swapper._job.waited_ns(),
         "planned_iterations": swapper.planned_iterations,
         "plans": swapper._learner.plans,
         "margin": swapper._learner._now.margin,

@@ -171,10 +171,10 @@ def test_dotted_names_lead_to_code() -> None:
 def test_a_name_that_leads_nowhere_is_found() -> None:
     """Modules, members, classes' attributes and calls are looked up; names of libraries and schemas are not ours."""
     nothing = "nothing"
-    known = "``zico.pool.regions`` `pool.regions.acquire` ``regions.acquire()`` `zico.adapters.torch.StepMarker`"
+    known = "``zico.pool.regions`` `pool.regions.acquire` ``regions.acquire()`` `zico.adapters.torch_saving.Stepping`"
     others = "``torch.relu`` ``zico.report.v1`` ``zico.pth`` ``session.is_to_swap`` `regions.py` ``os.path.nothing``"
     assert unknown_names(f"{known} {others} regions.nothing ```regions.nothing```") == []
-    lost = ["pool.nothing", "zico.pool.nothing", "regions.nothing", "zico.adapters.torch.StepMarker.nothing"]
+    lost = ["pool.nothing", "zico.pool.nothing", "regions.nothing", "zico.adapters.torch_saving.Stepping.nothing"]
     assert unknown_names(" ".join(f"``{name}``" for name in lost)) == lost
     assert unknown_names(f"`session.{nothing}(1, 2)`") == ["session.nothing"]
 

@@ -31,12 +31,12 @@ from zico.swap.mover import Place
 from zico.swap.observed import SAVED, USED, Observed
 from zico.swap.schedule import Chosen, Plan
 from zico.swap.swapper import Swapper
-from zico.tiers.layout import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zico.swap.mover import Mover
+    from zico.tiers.layout import Rates
 
 SIZE = 1000
 MS = 1_000_000
@@ -51,14 +51,10 @@ class Job:
         self.mover: Mover = make_mover(self.shelf)[0]
         self.gauge = Gauge(cap)
         self.loads: list[int] = []
-        self.ended: Ended | None = None
-        self.learner = Learner(self._ended, self.gauge.cap_bytes, lambda: Rates(1e9, 1e9, 0.0, 0.0))
+        self.learner = Learner(self.gauge)
         self.swapper = Swapper(self.mover, self.gauge, self.learner)
         self.saved: list[Array] = []
         self.away: list[int] = []
-
-    def _ended(self) -> Ended | None:
-        return self.ended
 
     def tick(self, work: Callable[[], object]) -> None:
         """Let work be an event of the heap, that changes what is alive."""
@@ -91,7 +87,7 @@ class Job:
         for i in reversed(range(n)):
             assert self.use() == bytes([i]) * size
         self.gauge.iterations += 1
-        self.ended = Ended(self.gauge.ticks - len(self.loads) + 1, np.array(self.loads), time.monotonic_ns())
+        self.gauge.last = Ended(self.gauge.ticks - len(self.loads) + 1, np.array(self.loads), time.monotonic_ns())
 
 
 def test_without_a_plan_what_was_saved_first_leaves_when_memory_is_nearly_full() -> None:
@@ -355,6 +351,12 @@ def test_a_planner_that_costs_nothing_is_kept() -> None:
     assert trial.planner == "one"
 
 
+def seen_by(gauge: Gauge) -> Gauge:
+    """Let a job's last iteration be one of two tensors, of which both are alive half of the time; returns the job."""
+    gauge.last = Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS)
+    return gauge
+
+
 class Losing(ProcessorClock):
     """A device's clock that says what is lost: it has stood still as long as it has gone."""
 
@@ -378,16 +380,9 @@ def test_an_iteration_is_observed_for_each_planner(
     """
     ticks = itertools.count(step=MS)
     monkeypatch.setattr("zico.swap.learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
-    prepared: list[str] = []
     gauge = Gauge(4 * SIZE)
-    ended = Ended(0, np.full(8, SIZE), 8)
-    learner = Learner(
-        lambda: ended,
-        gauge.cap_bytes,
-        lambda: Rates(1e9, 1e9, 0.0, 0.0),
-        planners=["longest", "zico"],
-        prepare=prepared.append,
-    )
+    gauge.last = Ended(0, np.full(8, SIZE), 8)
+    learner = Learner(gauge, ["longest", "zico"])
     learner.clock = clock(lambda: 0)
     for _ in range(3 * TRIAL_ITERATIONS):
         for tick in range(4):
@@ -399,15 +394,14 @@ def test_an_iteration_is_observed_for_each_planner(
         learner.turn(waited_ns)
         if learner.planning is not None:
             learner.planning.join(DEADLINE_S)
-    assert prepared[0] == "zico"
+    assert gauge.prepared[0] == "zico"
 
 
 def test_what_stays_late_is_not_corrected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor that is to come back a whole iteration earlier, and is late all the same, lacks room."""
     ticks = itertools.count(step=MS)
     monkeypatch.setattr("zico.swap.learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
-    ended = Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS)
-    learner = Learner(lambda: ended, Gauge(2 * SIZE).cap_bytes, lambda: Rates(SIZE * 100.0, SIZE * 100.0, 0.0, 0.0))
+    learner = Learner(seen_by(Gauge(2 * SIZE, SIZE * 100.0)))
     plans = []
     for _ in range(40):
         for tick, code in enumerate((0, 2, 3, 1)):
@@ -427,15 +421,8 @@ def test_others_hear_of_less_once_the_margin_stays(monkeypatch: pytest.MonkeyPat
     """A job that waits first leaves more room by itself; what is told is of the margin that it came to."""
     ticks = itertools.count(step=MS)
     monkeypatch.setattr("zico.swap.learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
-    ended = Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS)
-    told: list[tuple[int, float]] = []
-    learner = Learner(
-        lambda: ended,
-        Gauge(2 * SIZE).cap_bytes,
-        lambda: Rates(SIZE * 1e6, SIZE * 1e6, 0.0, 0.0),
-        lambda _seen, margin: told.append((turn, margin)),
-    )
-    waits = 2
+    gauge = seen_by(Gauge(2 * SIZE, SIZE * 1e6))
+    learner, waits, heard = Learner(gauge), 2, 0
     for turn in range(40):
         for tick, code in enumerate((0, 2, 3, 1)):
             learner.note_event(code, tick)
@@ -444,22 +431,17 @@ def test_others_hear_of_less_once_the_margin_stays(monkeypatch: pytest.MonkeyPat
         learner.turn(MS if 1 < turn <= 1 + waits else 0)
         if learner.planning is not None:
             learner.planning.join(DEADLINE_S)
-    assert told == [(1 + waits + CALM_ITERATIONS, pytest.approx(MARGIN_SHARE * 1.5**waits))]
+        heard = heard or turn * bool(gauge.told)
+    assert heard == 1 + waits + CALM_ITERATIONS
+    assert [margin for _, margin in gauge.told] == [pytest.approx(MARGIN_SHARE * 1.5**waits)]
 
 
 def test_limits_that_take_turns_have_a_plan_and_a_margin_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker tries one: what was learned within the other is in force again at once, and nothing of it here."""
     ticks = itertools.count(step=MS)
     monkeypatch.setattr("zico.swap.learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
-    ended = Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS)
-    told: list[float] = []
-    gauge = Gauge(2 * SIZE)
-    learner = Learner(
-        lambda: ended,
-        gauge.cap_bytes,
-        lambda: Rates(SIZE * 1e6, SIZE * 1e6, 0.0, 0.0),
-        lambda _seen, margin: told.append(margin),
-    )
+    gauge = seen_by(Gauge(2 * SIZE, SIZE * 1e6))
+    learner = Learner(gauge)
 
     def run(cap_bytes: int, turns: int, waits: int = 0) -> list[Plan | None]:
         gauge.cap = cap_bytes
@@ -476,10 +458,10 @@ def test_limits_that_take_turns_have_a_plan_and_a_margin_each(monkeypatch: pytes
 
     shared = run(2 * SIZE, 20, waits=7)[-1]
     assert shared is not None
-    assert told == [MOST_MARGIN], "at once, as it grows no more"
+    assert [margin for _, margin in gauge.told] == [MOST_MARGIN], "at once, as it grows no more"
     less = run(SIZE, 20)[-1]
     assert less is not None
-    assert told[1:] == [MARGIN_SHARE]
+    assert [margin for _, margin in gauge.told[1:]] == [MARGIN_SHARE]
     plans = learner.plans
     assert run(2 * SIZE, 1)[0] is shared
     assert run(SIZE, 1)[0] is less
@@ -489,24 +471,20 @@ def test_limits_that_take_turns_have_a_plan_and_a_margin_each(monkeypatch: pytes
 def test_an_iteration_ends_when_it_ended_however_long_the_job_has_waited() -> None:
     """The clock stands still while the job waits, at the iteration's end, too. What fits is told of at once."""
     waited_ns = 10**12
-    told: list[Observed] = []
     gauge = Gauge(4 * SIZE)
-    learner = Learner(
-        lambda: Ended(0, np.full(8, SIZE), time.monotonic_ns()),
-        gauge.cap_bytes,
-        lambda: Rates(1e9, 1e9, 0.0, 0.0),
-        lambda seen, _margin: told.append(seen),
-    )
+    learner = Learner(gauge)
     learner.clock = ProcessorClock(lambda: waited_ns)
     began_ns = time.monotonic_ns()
     for _ in range(2):
         for tick, code in enumerate((SAVED, USED)):
             learner.note_event(code, tick)
         learner.note_size(SIZE)
+        gauge.last = Ended(0, np.full(8, SIZE), time.monotonic_ns())
         learner.turn(0)
     assert learner.planning is not None
     learner.planning.join(DEADLINE_S)
-    assert 0 <= told[0].t_ns[-1] <= time.monotonic_ns() - began_ns
+    seen, _ = gauge.told[0]
+    assert 0 <= seen.t_ns[-1] <= time.monotonic_ns() - began_ns
 
 
 @pytest.mark.parametrize(
@@ -547,7 +525,8 @@ def test_what_is_idle_longest_leaves_until_a_planner_answers(monkeypatch: pytest
     monkeypatch.setattr("zico.swap.learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
     asked = [threading.Event(), threading.Event()]
     answers = [threading.Event(), threading.Event()]
-    gauge = Gauge(2 * SIZE)
+    gauge = Gauge(2 * SIZE, 1e12)
+    gauge.last = Ended(0, SIZE * np.array([1, 1, 2, 2, 2, 2, 1, 1]), 8 * MS)
 
     def choose(_seen: Observed, limit_bytes: int, _rates: Rates, _planner: str) -> Chosen:
         number = int(limit_bytes < int(2 * SIZE * (1 - MARGIN_SHARE)))
@@ -555,13 +534,7 @@ def test_what_is_idle_longest_leaves_until_a_planner_answers(monkeypatch: pytest
         assert answers[number].wait(DEADLINE_S)
         return Chosen(frozenset({1 - number}), frozenset())
 
-    learner = Learner(
-        lambda: Ended(0, SIZE * np.array([1, 1, 2, 2, 2, 2, 1, 1]), 8 * MS),
-        gauge.cap_bytes,
-        lambda: Rates(1e12, 1e12, 0.0, 0.0),
-        planners=["zico"],
-        choose=choose,
-    )
+    learner = Learner(gauge, ["zico"], choose=choose)
 
     def turn(waited_ns: int = 0) -> frozenset[int]:
         for tick, code in zip((0, 2, 5, 7), (0, 2, 3, 1), strict=True):
@@ -594,23 +567,15 @@ def test_the_learner_goes_on_where_nothing_can_be_chosen(monkeypatch: pytest.Mon
     ticks = itertools.count(step=MS)
     monkeypatch.setattr("zico.swap.learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
     asked: list[tuple[int, str]] = []
-    told: list[tuple[str, str]] = []
+    gauge = seen_by(Gauge(2 * SIZE, 1e12))
 
     def choose(seen: Observed, limit_bytes: int, _rates: Rates, planner: str) -> None:
         asked.append((limit_bytes, planner))
         raise ConfigError(f"no process for {len(seen.size_bytes)} tensors")
 
-    learner = Learner(
-        lambda: Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS),
-        Gauge(2 * SIZE).cap_bytes,
-        lambda: Rates(1e12, 1e12, 0.0, 0.0),
-        planners=["zico"],
-        choose=choose,
-        follow=lambda planner, note: told.append((planner, note)),
-    )
-    planned = planned_in_three_turns(learner)
+    planned = planned_in_three_turns(Learner(gauge, ["zico"], choose=choose))
     assert asked == [(int(2 * SIZE * (1 - MARGIN_SHARE)), "zico")]
-    assert told == [("longest", "zico cannot plan (no process for 2 tensors); longest is used instead")]
+    assert gauge.followed == [("longest", "zico cannot plan (no process for 2 tensors); longest is used instead")]
     assert planned is not None
     assert planned.leaves == {0}
 
@@ -629,16 +594,8 @@ def test_the_learner_goes_on_where_nothing_can_be_chosen(monkeypatch: pytest.Mon
 )
 def test_the_learner_tells_whose_choice_is_followed(answer: Chosen | NoPlan | None, told: tuple[str, str]) -> None:
     """The planner asked for, or the one that stands in for it, and why."""
-    heard: list[tuple[str, str]] = []
-    learner = Learner(
-        lambda: Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS),
-        Gauge(2 * SIZE).cap_bytes,
-        lambda: Rates(1e12, 1e12, 0.0, 0.0),
-        planners=["chen"],
-        choose=lambda *_: answer,
-        follow=lambda *words: heard.append(words),
-    )
-    planned = planned_in_three_turns(learner)
-    assert set(heard) == {told}
+    gauge = seen_by(Gauge(2 * SIZE, 1e12))
+    planned = planned_in_three_turns(Learner(gauge, ["chen"], choose=lambda *_: answer))
+    assert set(gauge.followed) == {told}
     assert planned is not None
     assert planned.leaves == {0}

@@ -38,7 +38,7 @@ class Program:
         for _ in range(iterations):
             self.recorded.append(_get_current_dispatch_mode() is self.mode)
             self.now_s += self.dearer if self.recorded[-1] else 1.0
-            self.sampling.boundary()
+            self.sampling.at_boundary()
 
 
 @pytest.fixture(autouse=True)

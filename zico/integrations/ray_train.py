@@ -70,16 +70,16 @@ def turns() -> Iterator[None]:
         pid=os.getpid(),
     )
     gate = _Gate(joined, rank)
-    joined.before_boundaries.append(gate.close)
+    joined.watchers.append(gate)
     try:
         joined.mark()
         yield
     finally:
-        joined.before_boundaries.remove(gate.close)
+        joined.watchers.remove(gate)
         gate.end()
 
 
-class _Gate:
+class _Gate(session.Watcher):
     """The gate of one rank: closed by the thread that trains, opened by a thread that has asked for the turn."""
 
     def __init__(self, joined: Session, rank: Rank) -> None:
@@ -91,7 +91,7 @@ class _Gate:
         self._thread = threading.Thread(target=self._ask, name="zico-gang", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
+    def before_boundary(self) -> None:
         """Keep the rank at the boundary to which it comes now until it has its turn."""
         self._keep_closed()
         self._asked.put(self._iteration)

@@ -50,6 +50,23 @@ _LOOK_S = 0.005
 HOOKED_FUNCTIONS = ("posix_memalign", "aligned_alloc", "free")
 
 
+class Watcher:
+    """Takes part in what happens to a session; a subclass says in what."""
+
+    def before_boundary(self) -> None:
+        """Do what is due before an iteration is ended, in the thread that marks it."""
+
+    def at_boundary(self) -> None:
+        """Do what is due when an iteration has been admitted, in the thread that marked it."""
+
+    def end_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401 - as torch's hooks
+        """Note a finished step, and its arguments, of a library that steps optimizers in parts."""
+
+    def begins_to_save(self, lacks: str) -> bool:  # noqa: ARG002 - for who does
+        """Have the job save memory, and tell whether it does; ``lacks`` is what it lacks, as people read it."""
+        return False
+
+
 class Session:
     """This process's place in a pool, its heap, and the marks of its iterations."""
 
@@ -70,14 +87,7 @@ class Session:
         self.frameworks: list[str] = []
         self.swapper: Any = None
         """What moves idle tensors of this job (``zico.swap.swapper.Swapper``), if anything does."""
-        self.begin_to_save: Callable[[str], None] | None = None
-        """Has the job save memory once it exceeds all it may hold; gets what the job lacks, as people read it."""
-        self.before_boundaries: list[Callable[[], None]] = []
-        """What to call before an iteration is ended, in the thread that marks it."""
-        self.at_boundaries: list[Callable[[], None]] = []
-        """What to call when an iteration has been admitted, in the thread that marked it."""
-        self.end_step: Callable[[Any, Any, Any], None] | None = None
-        """Told of a step, and of its arguments, by the adapter of a library that steps optimizers in parts."""
+        self.watchers: list[Watcher] = []
         self.parts: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """Optimizers whose steps are such parts, and who offloads their state; empty: nobody but Zico."""
         self._explicit = False
@@ -146,8 +156,7 @@ class Session:
         from zico.swap.joining import HeapGauge
 
         lacks = f"{self.settings.name} {HeapGauge(self.heap).lacking()}"
-        if self.begin_to_save is not None:
-            self.begin_to_save(lacks)
+        if any(watcher.begins_to_save(lacks) for watcher in self.watchers):
             return
         inform(
             f"{lacks}: from now on what exceeds it lies in the next tier, which is slower; --save page moves what is "
@@ -201,8 +210,7 @@ class Session:
                 "the first large tensor, or start it by the spawn method"
             )
         self._has_left = True
-        self.before_boundaries.clear()
-        self.at_boundaries.clear()
+        self.watchers.clear()
         self.heap.hand_over()
 
     def refuse_fork(self) -> None:
@@ -232,14 +240,14 @@ class Session:
         from zico.heap.layout import Attached
 
         heap = self.heap.record[0]
-        for call in self.before_boundaries:
-            call()
+        for watcher in self.watchers:
+            watcher.before_boundary()
         if heap["attached"] == Attached.YES and not self._has_left:
             begins = allocator.end_by_mark(heap)
             while not begins:  # handlers of signals run here, and Ctrl-C raises
                 begins = allocator.begin_by_mark(heap)
-        for call in self.at_boundaries:
-            call()
+        for watcher in self.watchers:
+            watcher.at_boundary()
 
     @property
     def lost_status(self) -> int:

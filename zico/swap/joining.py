@@ -17,12 +17,14 @@ import numpy as np
 
 from zico.base.libc import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
 from zico.base.records import word_of
+from zico.base.saying import inform
 from zico.base.units import format_bytes
 from zico.heap.history import SIZE_BITS
 from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
 from zico.heap.reclaim import NOBODY_TO_ASK, NOT_ASKED
 from zico.planning.saving.registry import LONGEST
 from zico.pool.layout import HEADER, MOST_WAYS, PLANNER_NOTE_BYTES, SaveMode
+from zico.swap.job import Job
 from zico.swap.learning import Ended, Learner, ways
 from zico.swap.mover import Mover
 from zico.swap.schedule import load
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from zico.base.records import Layout
     from zico.heap.build import Heap
     from zico.swap.device_tier import DeviceTier
-    from zico.swap.learning import Way
     from zico.swap.mover import Figures
     from zico.swap.observed import Int64s, Observed
     from zico.tiers.destinations import TierWish
@@ -161,33 +162,6 @@ class HeapGauge:
         lacked_bytes = int(self._heap["swap"]["lacked_bytes"])
         return f"needs {format_bytes(lacked_bytes)} and {whose} {format_bytes(self.cap_bytes())}"
 
-    def follow(self, planner: str, note: str) -> None:
-        """Let the job's record say whose choice it follows, and why that is not as it was asked for."""
-        self._job["planner"] = planner.encode()
-        text = note.encode("ascii", errors="replace")
-        self._job["planner_note"] = text if len(text) <= PLANNER_NOTE_BYTES else text[: PLANNER_NOTE_BYTES - 3] + b"..."
-
-    def leave_it_to_the_broker(self) -> None:
-        """Let the broker choose what the job may hold, unless a person has."""
-        self._job["auto"] = self._job["limit"] == 0
-
-    def choose_swapping(self) -> None:
-        """Let the job's record say that it swaps, where that was left open."""
-        self._job["save"] = SaveMode.SWAP
-
-    def leaves_it_to_the_broker(self) -> bool:
-        """Tell whether the broker chooses what the job may hold."""
-        return bool(self._job["auto"])
-
-    def tell(self, peak_bytes: int, found: Sequence[Way]) -> None:
-        """Tell the broker what the job would hold without a limit, and how long an iteration takes with less."""
-        job = self._job
-        job["less_limit"] = job["less_ns"] = 0
-        for i, way in enumerate(found[:MOST_WAYS]):
-            job["less_ns"][i] = way.duration_ns
-            job["less_limit"][i] = way.limit_bytes // self._region_bytes
-        job["wanted"] = -(-peak_bytes // self._region_bytes)
-
     def ended(self) -> Ended | None:
         """Return what the iteration that ended last did to memory; ``None`` if its log is not whole.
 
@@ -225,6 +199,59 @@ BLOCK_BYTES = 256 << 10
 """Of a job's own tiers: what is smaller than a few of these never leaves."""
 
 
+class SwappingJob(HeapGauge, Job):
+    """The job of a heap, once it swaps: with its tier, and with what its record says of its planner."""
+
+    def __init__(
+        self, heap: Heap, tier: TierStack | DeviceTier, prepare: Callable[[str], None], *, as_auto: bool
+    ) -> None:
+        """Let the job's record say that it swaps, where that was left open.
+
+        Args:
+            heap: One that is in a pool.
+            tier: Where tensors go.
+            prepare: As ``Job.prepare``; the adapter's.
+            as_auto: Whether the broker chooses what the job may hold, unless a person has.
+        """
+        super().__init__(heap)
+        self._tier, self._prepare = tier, prepare
+        self._said: set[str] = set()
+        self._job["save"] = SaveMode.SWAP
+        if as_auto:
+            self._job["auto"] = self._job["limit"] == 0
+
+    def rates(self) -> Rates:
+        """Return those of the tier, now."""
+        return self._tier.rates()[0]
+
+    def prepare(self, planner: str) -> None:
+        """Let the adapter get ready for a planner."""
+        self._prepare(planner)
+
+    def follow(self, planner: str, note: str) -> None:
+        """Write a planner's name and a note into the job's record; inform the user once where ``LONGEST`` stands in."""
+        self._job["planner"] = planner.encode()
+        text = note.encode("ascii", errors="replace")
+        self._job["planner_note"] = text if len(text) <= PLANNER_NOTE_BYTES else text[: PLANNER_NOTE_BYTES - 3] + b"..."
+        asked = note.partition(" ")[0]
+        if note and planner == LONGEST and asked not in self._said:
+            self._said.add(asked)
+            inform(note)
+
+    def tell(self, seen: Observed, margin: float) -> None:
+        """Tell a broker that chooses for the job what it would hold without a limit, and how it would go with less."""
+        job = self._job
+        if not job["auto"]:
+            return
+        found = ways(seen, self.rates(), margin)
+        job["less_limit"] = job["less_ns"] = 0
+        for i, way in enumerate(found[:MOST_WAYS]):
+            job["less_ns"][i] = way.duration_ns
+            job["less_limit"][i] = way.limit_bytes // self._region_bytes
+        peak_bytes = int(seen.load_bytes.max()) + self.state_bytes()
+        job["wanted"] = -(-peak_bytes // self._region_bytes)
+
+
 def start(
     heap: Heap,
     tier: str = "",
@@ -232,7 +259,6 @@ def start(
     *,
     as_auto: bool = False,
     planners: Sequence[str] = (LONGEST,),
-    inform: Callable[[str], None] = lambda _line: None,
     prepare: Callable[[str], None] = lambda _planner: None,
 ) -> Swapper:
     """Let idle tensors of this process leave for a tier and come back; an adapter tells of them.
@@ -241,49 +267,25 @@ def start(
     ``directory``. What exceeds all that the job may hold goes to the next tier, if nothing can leave.
     With ``as_auto`` the broker chooses what it may hold. Of ``planners``, some of
     ``zico.planning.saving.registry.JOB_PLANNERS``, the fastest chooses what leaves;
-    ``prepare`` is told of each but the first before an iteration is observed for it, ``inform`` once
-    of a planner that ``LONGEST`` stands in for, and of a device that does not tell its time.
+    ``prepare`` is told of each but the first before an iteration is observed for it.
 
     Raises:
-        ConfigError: There is no such tier, or it cannot be made.
+        ConfigError: There is no such planner or tier, or it cannot be made.
         DriverError: The kernel has no memory for it.
     """
+    for planner in planners:
+        load(planner)
     record = heap.record[0]
     wishes = parse_tiers(tier or DEFAULT_TIER, directory)
     on_device = bool(heap.pool.header["on_timeline"])
     of_stack: dict[str, Any] = {"block_bytes": BLOCK_BYTES, "directory": directory, "label": "zico-swap"}
     stack = _device_tier(heap, wishes, of_stack) if on_device else TierStack.create(wishes, **of_stack)
 
-    gauge = HeapGauge(heap)
-    gauge.choose_swapping()
-    if as_auto:
-        gauge.leave_it_to_the_broker()
-    mover = Mover(stack, gauge.publish, int(record["wait"]["limit_ns"]) / 1e9, gauge.has_room, gauge.be_patient)
-
-    def rates() -> Rates:
-        return stack.rates()[0]
-
-    def tell(seen: Observed, margin: float) -> None:
-        if gauge.leaves_it_to_the_broker():
-            peak_bytes = int(seen.load_bytes.max()) + gauge.state_bytes()
-            gauge.tell(peak_bytes, ways(seen, rates(), margin))
-
-    said: set[str] = set()
-
-    def follow(planner: str, note: str) -> None:
-        gauge.follow(planner, note)
-        asked = note.partition(" ")[0]
-        if note and planner == LONGEST and asked not in said:
-            said.add(asked)
-            inform(note)
-
-    told = tell, planners, inform, prepare
-    for planner in planners:
-        load(planner)
-    learner = Learner(gauge.ended, gauge.cap_bytes, rates, *told, follow=follow)
-    swapper = Swapper(mover, gauge, learner, logs_returns=not on_device)  # the log is of the first stream alone
+    job = SwappingJob(heap, stack, prepare, as_auto=as_auto)
+    mover = Mover(stack, job, int(record["wait"]["limit_ns"]) / 1e9)
+    swapper = Swapper(mover, job, Learner(job, planners), logs_returns=not on_device)  # the log is of one stream
     asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
-    threading.Thread(target=_make_room, args=(heap, gauge, swapper, asked_fd), name="zico-room", daemon=True).start()
+    threading.Thread(target=_make_room, args=(heap, job, swapper, asked_fd), name="zico-room", daemon=True).start()
     record["swap"]["sequence"] = NOT_ASKED
     record["swap"]["fd"] = asked_fd
     if not record["swap"]["overflows"]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from zico.base.background import work_lock
 from zico.base.errors import ConfigError, ZicoError
+from zico.base.saying import inform
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.registry import LONGEST
 from zico.scheduler.state import POINT_SHARES
@@ -29,6 +30,7 @@ from zico.swap.schedule import EARLIER, choose, plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from zico.swap.job import Job
     from zico.swap.observed import Int64s
     from zico.swap.schedule import Chosen, Plan
     from zico.tiers.layout import Rates
@@ -147,50 +149,30 @@ class Learner:
     by turns.
     """
 
-    def __init__(  # noqa: PLR0913 - each has a name
+    def __init__(
         self,
-        ended: Callable[[], Ended | None],
-        cap_bytes: Callable[[], int],
-        rates: Callable[[], Rates],
-        tell: Callable[[Observed, float], None] = lambda _seen, _margin: None,
+        job: Job,
         planners: Sequence[str] = (LONGEST,),
-        inform: Callable[[str], None] = lambda _line: None,
-        prepare: Callable[[str], None] = lambda _planner: None,
         *,
         choose: Callable[[Observed, int, Rates, str], Chosen | NoPlan | None] = choose,
-        follow: Callable[[str, str], None] = lambda _planner, _note: None,
     ) -> None:
         """Begin with nothing known.
 
         Args:
-            ended: Says what the iteration that ended last did to memory, ``None`` where that is not
-                known.
-            cap_bytes: What the job may hold now.
-            rates: Of the tier, now.
-            tell: Told, in a thread, of an iteration that plans are made for, with the margin of the
-                plan, once that has stayed for ``CALM_ITERATIONS``; at once where nothing leaves.
+            job: Whose iterations they are. It is told of an iteration that plans are made for, in a
+                thread, once the margin has stayed for ``CALM_ITERATIONS``; at once where nothing
+                leaves. It prepares for each planner but the first.
             planners: One, or some of which the fastest is kept; as ``swap_schedule.choose`` takes
                 them.
-            inform: Told, in words, of a device that does not tell its time.
-            prepare: Told of each planner but the first before an iteration is observed for it.
-            choose: Asks a planner, in the thread: ``swap_schedule.choose``, or what does the same
-                elsewhere.
-            follow: Told, in the thread, whose choice the next iterations follow, and why that is
-                not the planner asked for, or plans for more than the job may hold; empty: neither.
+            choose: Asks a planner, in the thread.
         """
-        self._choose, self._follow = choose, follow
-        self._inform = inform
-        self._prepare = prepare
+        self._job, self._choose = job, choose
         self._trial = Trial(planners)
         self._is_turn = False
         """Another planner is to follow, and an iteration is to be observed for it."""
         self._turned_ns = 0
         self.clock: Clock = ProcessorClock(lambda: 0)
         """Whose stamps events have."""
-        self._tell = tell
-        self._ended = ended
-        self._cap_bytes = cap_bytes
-        self._rates = rates
         self._now = self._other = _ForCap(0)
         self._tense = Tense(MARGIN_SHARE)
         self._calm = 0
@@ -268,11 +250,11 @@ class Learner:
         return self.planning is not None and self.planning.is_alive()
 
     def _limit_bytes(self) -> int:
-        return int(self._cap_bytes() * (1 - self._now.margin))
+        return int(self._job.cap_bytes() * (1 - self._now.margin))
 
     def _follow_cap(self) -> None:
         """Go on with what was learned within what the job may hold now, if that was so before."""
-        cap_bytes = self._cap_bytes()
+        cap_bytes = self._job.cap_bytes()
         if cap_bytes != self._now.cap_bytes:
             kept = self._other if self._other.cap_bytes == cap_bytes else _ForCap(cap_bytes)
             self._other, self._now = self._now, kept
@@ -309,7 +291,7 @@ class Learner:
                 self._is_turn = False
                 self._observe(moving_ns)
             elif plan is not None and self._is_of(plan) and self._is_next_planners_turn(plan, took_ns, lost_ns):
-                self._prepare(self._trial.planner)
+                self._job.prepare(self._trial.planner)
                 self._is_turn = True
             else:
                 self._reconsider(took_ns, waited_ns, moving_ns)
@@ -340,7 +322,7 @@ class Learner:
         else:
             self._calm = 0
             self._trial.begin()  # a planner is judged with the margin that its plans keep
-        rates = self._rates()
+        rates = self._job.rates()
         late = [number for number in self._late if now.earlier_ns.get(number, 0.0) < now.observed_ns]
         for number in late:  # what would be a whole iteration earlier lacks room, not time
             step_ns = EARLIER * rates.in_s(plan.observed.size_bytes[number]) * NS
@@ -358,7 +340,7 @@ class Learner:
 
     def _observe(self, took_ns: int) -> None:
         """Plan by the iteration that has ended, which took so long."""
-        ended = self._ended()
+        ended = self._job.ended()
         if ended is None:
             return
         self._now.observed_ns = took_ns
@@ -391,20 +373,20 @@ class Learner:
                 try:
                     seen = see()
                 except ZicoError as error:
-                    self._inform(f"the last plan is kept, as the device does not tell its time: {error}")
+                    inform(f"the last plan is kept, as the device does not tell its time: {error}")
                     return
                 if now.plan is None or now.plan.observed.sequence != seen.sequence:
                     # A planner may take seconds: until it answers, what is idle longest leaves.
-                    now.plan = plan(seen, limit_bytes, self._rates(), earlier_ns)
+                    now.plan = plan(seen, limit_bytes, self._job.rates(), earlier_ns)
                 chosen = self._followed(planner, self._chosen(now, seen, limit_bytes, planner))
-                now.plan = planned = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
+                now.plan = planned = plan(seen, limit_bytes, self._job.rates(), earlier_ns, chosen)
                 if seen is not self._planned:
                     self._trial.begin()  # else the plan is the last one, corrected
                 self._planned = seen
                 self.plans += 1
                 if self._is_to_tell(planned):
                     now.told = seen
-                    self._tell(seen, now.margin)
+                    self._job.tell(seen, now.margin)
 
         self.planning = threading.Thread(target=work, name="zico-swap-plan", daemon=True)
         self.planning.start()
@@ -412,9 +394,9 @@ class Learner:
     def _followed(self, planner: str, answer: Chosen | NoPlan | None) -> Chosen | None:
         """Tell whose choice is followed; returns it, ``None``: what is idle longest leaves."""
         if isinstance(answer, NoPlan):
-            self._follow(LONGEST, f"{planner} {answer.detail}; {LONGEST} is used instead")
+            self._job.follow(LONGEST, f"{planner} {answer.detail}; {LONGEST} is used instead")
             return None
-        self._follow(planner, f"{planner} {answer.note}" if answer is not None and answer.note else "")
+        self._job.follow(planner, f"{planner} {answer.note}" if answer is not None and answer.note else "")
         return answer
 
     def _chosen(self, now: _ForCap, seen: Observed, limit_bytes: int, planner: str) -> Chosen | NoPlan | None:
@@ -422,7 +404,7 @@ class Learner:
         known = now.choice
         if known is None or known[0] is not seen or known[1:3] != (limit_bytes, planner):
             try:
-                answer = self._choose(seen, limit_bytes, self._rates(), planner)
+                answer = self._choose(seen, limit_bytes, self._job.rates(), planner)
             except ConfigError as error:
                 answer = NoPlan(Reason.NOT_FOUND, planner, 0.0, f"cannot plan ({error})")
             except Exception as error:  # noqa: BLE001 - whatever fails, the job goes on without this plan

@@ -34,6 +34,8 @@ from zico.tiers.encodings import ZEROS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from zico.swap.job import Job
+
 
 # -- an idle tensor --------------------------------------------------------------------------------
 
@@ -176,31 +178,18 @@ class Figures:
 class Mover:
     """Moves idle memory between the pool and a tier."""
 
-    def __init__(
-        self,
-        tier: Tier,
-        publish: Callable[[Figures], None],
-        deadline_s: float,
-        has_room: Callable[[int], bool] = lambda _bytes: True,
-        be_patient: Callable[[int], None] = lambda _thread: None,
-    ) -> None:
+    def __init__(self, tier: Tier, job: Job, deadline_s: float) -> None:
         """Start two threads.
 
         Args:
             tier: Where contents go.
-            publish: Told whenever the figures have changed, by any thread; not two at a time.
+            job: Whose memory it is.
             deadline_s: The longest that anybody waits for a copy.
-            has_room: Tells whether so many bytes can be had without waiting. What nobody needs yet
-                comes back only then: an allocation that waits for long takes memory that is not the
-                job's to have.
-            be_patient: Told which thread allocates for later, 0: what it allocates is needed now.
         """
-        self._has_room = has_room
-        self._be_patient = be_patient
+        self._job = job
         self.figures = Figures()
         self.tier = tier
         self._is_child = False
-        self._publish = publish
         self._deadline_s = deadline_s
         self._lock = threading.RLock()
         self._arrival = threading.Condition(self._lock)
@@ -231,7 +220,6 @@ class Mover:
             SwapError: The tier does not give something back.
         """
         self._is_child = True
-        self._publish = lambda _figures: None
         for idle in known:
             if idle.is_dropped:  # made when it is needed, since a forked child's threads may not compute
                 idle.place, idle.is_begun = Place.AWAY, False
@@ -248,7 +236,11 @@ class Mover:
     def publish(self) -> None:
         """Have the figures read again."""
         with self._lock:
-            self._publish(self.figures)
+            self._publish()
+
+    def _publish(self) -> None:
+        if not self._is_child:
+            self._job.publish(self.figures)
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -318,11 +310,11 @@ class Mover:
         idle.let_go()
         self.figures.away_bytes += idle.size_bytes
         self.on_moved(idle, idle.size_bytes)
-        self._publish(self.figures)
+        self._publish()
 
     def _count_leaving(self, size_bytes: int) -> None:
         self.figures.leaving_bytes += size_bytes
-        self._publish(self.figures)
+        self._publish()
 
     # -- in ----------------------------------------------------------------------------------------
 
@@ -360,7 +352,7 @@ class Mover:
                     if began_ns:
                         self.figures.late += 1
                         self.figures.waited_ns += time.monotonic_ns() - began_ns
-                        self._publish(self.figures)
+                        self._publish()
                     return began_ns > 0, take()
                 began_ns = began_ns or (0 if idle.is_dropped else time.monotonic_ns())
                 if idle.is_begun:
@@ -378,7 +370,7 @@ class Mover:
 
     def _await(self, idle: Idle) -> None:
         end_s = time.monotonic() + self._deadline_s
-        self._be_patient(0)
+        self._job.be_patient(0)
         while idle.place is Place.COMING and idle.is_begun:
             if time.monotonic() > end_s:
                 raise SwapError(f"{idle.size_bytes} bytes have not come back within {self._deadline_s:g} s")
@@ -401,11 +393,11 @@ class Mover:
         with self._lock:
             if idle.place is not Place.COMING or idle.is_begun:
                 return False
-            if not self._has_room(idle.size_bytes):
+            if not self._job.has_room(idle.size_bytes):
                 idle.place = Place.AWAY
                 return False
             idle.is_begun = True
-            self._be_patient(threading.get_ident())
+            self._job.be_patient(threading.get_ident())
             return True
 
     def _bring_or_leave(self, idle: Idle) -> None:
@@ -465,7 +457,7 @@ class Mover:
         idle.is_begun = idle.is_dropped = False
         self.figures.in_bytes += idle.size_bytes
         self.figures.away_bytes -= idle.size_bytes
-        self._publish(self.figures)
+        self._publish()
         self.on_moved(idle, -idle.size_bytes)
         self._arrival.notify_all()
 
@@ -504,4 +496,4 @@ class Mover:
                 self.tier.drop(self._forgotten.popleft())
             while self._dead_bytes:
                 self.figures.away_bytes -= self._dead_bytes.popleft()
-            self._publish(self.figures)
+            self._publish()

@@ -23,7 +23,7 @@ import select
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zico.base.errors import SwapError, ZicoError
 from zico.swap.learning import ProcessorClock
@@ -33,6 +33,7 @@ from zico.swap.observed import SAVED, USED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from zico.swap.job import Job
     from zico.swap.learning import Clock, Learner
     from zico.swap.mover import Figures, Idle, Mover
     from zico.swap.schedule import Plan
@@ -57,44 +58,22 @@ MOST_EVENTS = 1 << 17
 """Of an iteration; beyond that something else is going on."""
 
 
-class Gauge(Protocol):
-    """What the job holds, as it is now."""
-
-    def cap_bytes(self) -> int:
-        """Return what it may hold."""
-
-    def live_bytes(self) -> int:
-        """Return what its tensors take."""
-
-    def tick(self) -> int:
-        """Return how many allocations and frees there have been."""
-
-    def iteration(self) -> int:
-        """Return how many iterations have ended."""
-
-    def waited_ns(self) -> int:
-        """Return for how long it has waited for memory."""
-
-    def peak_regions(self) -> int:
-        """Return the most regions that it has ever held."""
-
-
 class Swapper:
     """Watches the idle tensors of a job and moves them."""
 
-    def __init__(self, mover: Mover, gauge: Gauge, learner: Learner, *, logs_returns: bool = True) -> None:
+    def __init__(self, mover: Mover, job: Job, learner: Learner, *, logs_returns: bool = True) -> None:
         """Start without a plan.
 
         Args:
             mover: Moves tensors.
-            gauge: Of the job.
+            job: Whose tensors they are.
             learner: Makes plans.
             logs_returns: Whether the learner's iterations know of memory that tensors come back to. If
                 not, a tensor that has left is added to them until it dies.
         """
         self._logs_returns = logs_returns
         self._mover = mover
-        self._gauge = gauge
+        self._job = job
         self._learner = learner
         self._lock = threading.RLock()
         self._held: list[Any] | None = None
@@ -107,8 +86,8 @@ class Swapper:
         self._plan: Plan | None = None
         self._event = 0
         self._numbers = 0
-        self._iteration = gauge.iteration()
-        self._waited_before_ns = gauge.waited_ns()
+        self._iteration = job.iteration()
+        self._waited_before_ns = job.waited_ns()
         self._late_before_ns = 0
         self._stood_by_at: int | None = None
         """The job's peak when nothing had to leave any more; ``None``: something may have to."""
@@ -166,7 +145,7 @@ class Swapper:
         job's peak does not grow. Once they do not fit any more, a plan is made at once.
         """
         with self._lock:
-            fits, peak = self._learner.fits, self._gauge.peak_regions()
+            fits, peak = self._learner.fits, self._job.peak_regions()
             if self._stood_by_at is None:
                 self._stood_by_at = peak if fits else None
             elif not fits:
@@ -237,7 +216,7 @@ class Swapper:
     def forget(self, idle: Idle) -> None:
         """Let the tier's copy of a tensor go that nobody needs any more; from any thread at any moment."""
         if idle.is_unlogged:
-            self._learner.note_moved(self._gauge.tick(), -idle.size_bytes)
+            self._learner.note_moved(self._job.tick(), -idle.size_bytes)
         self._mover.forget_all_of(idle)
 
     def _pass(self, code: int, size_bytes: int, name: str) -> Plan | None:
@@ -245,7 +224,7 @@ class Swapper:
         event = self._event
         self._event += 1
         self.on_event()
-        self._learner.note_event(code, self._gauge.tick(), name)
+        self._learner.note_event(code, self._job.tick(), name)
         plan = self._plan
         if plan is None:
             return None
@@ -280,7 +259,7 @@ class Swapper:
         return not self._mover.send(idle) and idle.place is Place.HERE and not idle.stays
 
     def _waited_ns(self) -> int:
-        return self._gauge.waited_ns() + self._mover.figures.waited_ns
+        return self._job.waited_ns() + self._mover.figures.waited_ns
 
     def _at(self, number: int) -> Idle | None:
         reference = self._idle.get(number)
@@ -290,14 +269,14 @@ class Swapper:
 
     def _thin_out(self) -> None:
         """Let go what became idle first while memory is nearly full."""
-        full_bytes = int(FULL_SHARE * self._gauge.cap_bytes())
-        excess = self._gauge.live_bytes() - self._mover.figures.leaving_bytes - full_bytes
+        full_bytes = int(FULL_SHARE * self._job.cap_bytes())
+        excess = self._job.live_bytes() - self._mover.figures.leaving_bytes - full_bytes
         if excess > 0:
             self._send(excess)
 
     def _fetch_before(self, number: int) -> None:
         """Bring back what became idle before, as long as there is room for it."""
-        room = int(ROOM_SHARE * self._gauge.cap_bytes()) - self._gauge.live_bytes()
+        room = int(ROOM_SHARE * self._job.cap_bytes()) - self._job.live_bytes()
         ahead = 0
         for earlier in range(number - 1, max(number - _LOOK_BACK, 0) - 1, -1):
             idle = self._at(earlier)
@@ -426,7 +405,7 @@ class Swapper:
 
     def _turn_if_due(self) -> None:
         """Begin the next iteration at its first event; one without a boundary is cut."""
-        iteration = self._gauge.iteration()
+        iteration = self._job.iteration()
         if iteration == self._iteration and self._event < self.most_events:
             return
         is_planned = self._plan is not None and self._event == len(self._plan.observed.sequence)
@@ -434,7 +413,7 @@ class Swapper:
             self.planned_iterations += 1
         else:
             self.passive_iterations += 1
-        waited_ns, self._waited_before_ns = self._gauge.waited_ns() - self._waited_before_ns, self._gauge.waited_ns()
+        waited_ns, self._waited_before_ns = self._job.waited_ns() - self._waited_before_ns, self._job.waited_ns()
         late_ns, self._late_before_ns = self.figures.waited_ns - self._late_before_ns, self.figures.waited_ns
         if iteration == self._iteration + 1:
             self._plan = self._learner.turn(waited_ns, late_ns)
@@ -454,5 +433,5 @@ class Swapper:
 
     def _note_moved(self, idle: Idle, size_bytes: int) -> None:
         if self._logs_returns or not idle.is_unlogged:
-            self._learner.note_moved(self._gauge.tick(), size_bytes)
+            self._learner.note_moved(self._job.tick(), size_bytes)
         idle.is_unlogged = not self._logs_returns

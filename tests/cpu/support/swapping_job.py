@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from cpu.support.swapping_parts import DEADLINE_S
+from cpu.support.swapping_parts import DEADLINE_S, Gauge
 from cpu.support.twin_tenant import TwinTenant
 from cpu.support.twin_world import CHECK, World
 
@@ -113,7 +113,7 @@ def swapping(world: World, wishes: tuple[TierWish, ...] = PINNED, **options: Any
     with TwinTenant(world, **options) as tenant, contextlib.ExitStack() as undo:
         tier = DeviceTier(tenant.heap, wishes, block_bytes=1 << 18)
         undo.callback(tier.close)
-        mover = Mover(tier, lambda _figures: None, DEADLINE_S)
+        mover = Mover(tier, Gauge(), DEADLINE_S)
         undo.callback(mover.close)
         undo.callback(world.twin.release)
         yield SwappingJob(tenant, tier, mover)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zico.swap.job import Job
 from zico.swap.mover import Figures, Idle, Mover
+from zico.tiers.layout import Rates
+
+if TYPE_CHECKING:
+    from zico.swap.learning import Ended
+    from zico.swap.observed import Observed
 
 DEADLINE_S = 30.0
 SCRIBBLE = 0xEE
@@ -99,13 +106,19 @@ class Array(Idle):
         return self.here.tobytes()
 
 
-class Gauge:
-    """A job whose memory is what the test says."""
+class Gauge(Job):
+    """A job whose memory is what the test says, and which keeps what it is told."""
 
-    def __init__(self, cap: int) -> None:
-        """May hold so many bytes."""
+    def __init__(self, cap: int = 1 << 40, rate: float = 1e9) -> None:
+        """May hold so many bytes; links carry so many a second."""
         self.cap = cap
         self.live = self.ticks = self.iterations = self.peak = 0
+        self.speed = Rates(rate, rate, 0.0, 0.0)
+        self.last: Ended | None = None
+        self.figures: list[Figures] = []
+        self.prepared: list[str] = []
+        self.followed: list[tuple[str, str]] = []
+        self.told: list[tuple[Observed, float]] = []
 
     def cap_bytes(self) -> int:
         """Return what it may hold."""
@@ -115,6 +128,14 @@ class Gauge:
         """Return what its tensors take."""
         return self.live
 
+    def has_room(self, _size_bytes: int) -> bool:
+        """There always is."""
+        return True
+
+    def peak_regions(self) -> int:
+        """Return the most regions that it has ever held."""
+        return self.peak
+
     def tick(self) -> int:
         """Return how many allocations and frees there have been."""
         return self.ticks
@@ -123,16 +144,39 @@ class Gauge:
         """Return how many iterations have ended."""
         return self.iterations
 
+    def ended(self) -> Ended | None:
+        """Return the memory of the last iteration."""
+        return self.last
+
     def waited_ns(self) -> int:
         """Return for how long it has waited for memory."""
         return 0
 
-    def peak_regions(self) -> int:
-        """Return the most regions that it has ever held."""
-        return self.peak
+    def rates(self) -> Rates:
+        """Return those of its links."""
+        return self.speed
+
+    def be_patient(self, thread: int) -> None:
+        """Take no notice."""
+
+    def publish(self, figures: Figures) -> None:
+        """Keep them."""
+        self.figures.append(figures)
+
+    def prepare(self, planner: str) -> None:
+        """Keep its name."""
+        self.prepared.append(planner)
+
+    def follow(self, planner: str, note: str) -> None:
+        """Keep both."""
+        self.followed.append((planner, note))
+
+    def tell(self, seen: Observed, margin: float) -> None:
+        """Keep both."""
+        self.told.append((seen, margin))
 
 
 def make_mover(shelf: Shelf) -> tuple[Mover, list[Figures]]:
     """Return a mover and where it publishes."""
-    published: list[Figures] = []
-    return Mover(shelf, published.append, DEADLINE_S), published
+    gauge = Gauge()
+    return Mover(shelf, gauge, DEADLINE_S), gauge.figures

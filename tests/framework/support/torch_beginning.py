@@ -10,6 +10,7 @@ import time
 import torch
 from torch._C import _autograd
 from torch.autograd.graph import saved_tensors_hooks
+from zico.adapters.torch_saving import Saving
 
 import zico
 from zico.job import session
@@ -30,7 +31,7 @@ def is_swapping(within_s: float) -> bool:
     assert here is not None
     begun = threading.Event()
     end_s = time.monotonic() + within_s
-    while here.swapper is None or not here.at_boundaries:
+    while here.swapper is None or not any(isinstance(watcher, Saving) for watcher in here.watchers):
         if time.monotonic() > end_s:
             return False
         begun.wait(0.01)

@@ -211,7 +211,7 @@ def check_the_hooks_go_while_nothing_has_to_leave() -> None:
     saving = pack.__self__
     before = push_out()
     saving.swapper.stands_by = lambda: True
-    saving.come_or_go()
+    saving.at_boundary()
     assert not saving.is_in_force()
     told: list[object] = []
     saving.on_saved = lambda saved, _tensor: told.append(saved)
@@ -220,13 +220,13 @@ def check_the_hooks_go_while_nothing_has_to_leave() -> None:
     before.sum().backward()
     with save_on_cpu():
         saving.swapper.stands_by = lambda: False
-        saving.come_or_go()
+        saving.at_boundary()
         assert not saving.is_in_force(), "a user's own are there"
-    saving.come_or_go()
+    saving.at_boundary()
     assert saving.is_in_force()
     with save_on_cpu():
         saving.swapper.stands_by = lambda: True
-        saving.come_or_go()
+        saving.at_boundary()
     assert saving.is_in_force(), "a user's own were there"
     del saving.swapper.stands_by
     push_out().sum().backward()
