@@ -25,8 +25,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
-import statistics
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -39,6 +37,7 @@ from tensorflow.python.framework import func_graph, importer
 from tensorflow.python.framework import ops as framework_ops
 from tensorflow.python.ops import handle_data_util
 
+from zico.base.comparison import Comparison
 from zico.base.saying import inform
 from zico.base.units import format_bytes
 from zico.job.autoload import complain
@@ -112,7 +111,7 @@ class Rebuilder:
         return int(self._record["in_bytes"]) + int(self._record["spilled_bytes"])
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Variant:
     """A step as it was, or changed."""
 
@@ -123,8 +122,6 @@ class Variant:
     """What it keeps less than the step as it was."""
     function: Any = None
     """What keeps the function alive."""
-    seconds: float = math.inf
-    """What a call took, the median of some."""
 
 
 class Step:
@@ -138,22 +135,19 @@ class Step:
         self._function = call
         self._context = context
         self._variants = [Variant(name)]
-        self._current = self._variants[0]
+        self._judged = Comparison(self._variants[0], settle=SETTLING_CALLS, window=JUDGED_CALLS)
         self._source: graph_pb2.GraphDef | None = None
         self._to_save_bytes = 0
         """What the next variant is to keep less than the step as it was; 0: there is to be none."""
-        self._n_calls = 0
-        self._seconds: list[float] = []
-        self._lacked: list[bool] = []
 
     @property
     def dropped_bytes(self) -> int:
         """Return what a call of the present variant keeps less than the step as it was."""
-        return self._current.dropped_bytes
+        return self._judged.way.dropped_bytes
 
     def call(self, inputs: Any, n_outputs: int) -> Any:
         """Call the present variant."""
-        current = self._current
+        current = self._judged.way
         if current.plan is None:
             return self._function(current.name, inputs, n_outputs)
         with self._configured(_as_it_is):
@@ -173,17 +167,10 @@ class Step:
 
     def judge(self, seconds: float, cap_bytes: int, peak_bytes: int, *, lacked: bool) -> None:
         """Take in how the last call went; after some of them, decide whether there is to be a change."""
-        self._n_calls += 1
-        if self._n_calls <= SETTLING_CALLS:
+        window = self._judged.note(seconds, lacked)
+        if window is None:
             return
-        self._seconds.append(seconds)
-        self._lacked.append(lacked)
-        if len(self._seconds) < JUDGED_CALLS:
-            return
-        lacks = sum(self._lacked) > JUDGED_CALLS // 2
-        self._current.seconds = statistics.median(self._seconds)
-        self._seconds.clear()
-        self._lacked.clear()
+        lacks = window[1]
         n_changes = len(self._variants) - 1
         if lacks and n_changes < MOST_CHANGES:
             self._to_save_bytes = peak_bytes - cap_bytes + round((n_changes + 1) * STEP_SHARE * cap_bytes)
@@ -192,8 +179,8 @@ class Step:
 
     def _settle(self) -> None:
         """Go on with the fastest variant."""
-        self._current = min(self._variants, key=lambda variant: variant.seconds)
-        self._variants = [self._current]
+        self._judged.turn(self._judged.best)
+        self._variants = [self._judged.way]
         self._source = None
         self.is_watched = False
 
@@ -203,7 +190,7 @@ class Step:
         context.enable_graph_collection()
         try:
             with self._configured(_looked_at):
-                outputs = self._function(self._current.name, inputs, n_outputs)
+                outputs = self._function(self._judged.way.name, inputs, n_outputs)
             graphs = [graphs.post_optimization_graph for graphs in context.export_run_metadata().function_graphs]
         finally:
             context.disable_graph_collection()
@@ -212,7 +199,7 @@ class Step:
             self._source = max(steps, key=lambda graph: len(graph.node))
         else:
             self._settle()
-        self._restart()
+        self._judged.turn(self._judged.way)
         return outputs
 
     def _change(self, inputs: Any) -> None:
@@ -235,18 +222,14 @@ class Step:
         graph.outputs = [tensor_in(graph, result) for result in results]
         name = f"zico_{tf.compat.as_str(self._variants[0].name)}_{len(self._variants)}"
         function = atomic_function.from_func_graph(name, graph, {})
-        self._current = Variant(function.name, plan, kept_bytes - plan.kept_bytes, function)
-        self._variants.append(self._current)
+        self._variants.append(Variant(function.name, plan, kept_bytes - plan.kept_bytes, function))
+        self._judged.turn(self._variants[-1])
         if last is None:
             saved = format_bytes(kept_bytes - plan.kept_bytes)
             inform(
                 f"a training step computes {len(plan.copies)} results again, so that it keeps {saved} less for its "
                 "backward pass: what the job may hold is less than it needs"
             )
-        self._restart()
-
-    def _restart(self) -> None:
-        self._n_calls = 0
 
     @contextlib.contextmanager
     def _configured(self, change: Callable[[Any], None]) -> Iterator[None]:

@@ -329,26 +329,26 @@ def test_of_several_planners_the_fastest_one_is_kept() -> None:
         trial = Trial(["one", "two"])
         followed = []
         for took_ns in times:
-            trial.begin()
-            changes = [trial.note(1000 if i in (0, 3) else took_ns, 9) for i in range(TRIAL_ITERATIONS + 1)]
+            trial.turn(trial.way)
+            changes = [trial.turns(1000 if i in (0, 3) else took_ns, 9) for i in range(TRIAL_ITERATIONS + 1)]
             followed.append(sum(changes))
-        assert trial.planner == kept
+        assert trial.way == kept
         assert followed == [1, kept == "one"]
-        assert not any(trial.note(5, 9) for _ in range(50)), "and for good"
+        assert not any(trial.turns(5, 9) for _ in range(50)), "and for good"
 
 
 def test_one_planner_is_not_tried() -> None:
     """Nothing is measured."""
     trial = Trial(["one"])
-    assert not any(trial.note(took_ns, 1) for took_ns in range(50))
-    assert trial.planner == "one"
+    assert not any(trial.turns(took_ns, 1) for took_ns in range(50))
+    assert trial.way == "one"
 
 
 def test_a_planner_that_costs_nothing_is_kept() -> None:
     """Where hardly anything is lost, hardly anything can be won."""
     trial = Trial(["one", "two"])
-    assert not any(trial.note(100, 2) for _ in range(50))
-    assert trial.planner == "one"
+    assert not any(trial.turns(100, 2) for _ in range(50))
+    assert trial.way == "one"
 
 
 def seen_by(gauge: Gauge) -> Gauge:

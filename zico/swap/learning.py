@@ -11,7 +11,6 @@ plan that would be made for a limit is played through on the observed iteration:
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from zico.base.background import work_lock
+from zico.base.comparison import Comparison
 from zico.base.errors import ConfigError, ZicoError
 from zico.base.saying import inform
 from zico.planning.packing.problem import NoPlan, Reason
@@ -44,7 +44,7 @@ MARGIN_SHARE = 0.04
 _TENSE_SHARE = 0.01
 """Of an iteration's time: who waits longer for memory in a planned one gets a plan with a greater margin."""
 _TENSE_ITERATIONS = 3
-"""For which a margin is followed before it is judged."""
+"""For which a margin is followed before it is judged, besides the first one."""
 _STEADY_SHARE = 0.1
 """Of an iteration's time, by which some differ at most that tell of a margin."""
 _SLOWER = 1.02
@@ -260,7 +260,7 @@ class Learner:
             self._other, self._now = self._now, kept
             self._tense = Tense(kept.margin)
             self._calm = 0
-            self._trial.begin()
+            self._trial.turn(self._trial.way)
 
     # -- planning ----------------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class Learner:
                 self._is_turn = False
                 self._observe(moving_ns)
             elif plan is not None and self._is_of(plan) and self._is_next_planners_turn(plan, took_ns, lost_ns):
-                self._job.prepare(self._trial.planner)
+                self._job.prepare(self._trial.way)
                 self._is_turn = True
             else:
                 self._reconsider(took_ns, waited_ns, moving_ns)
@@ -299,7 +299,7 @@ class Learner:
         return self._now.plan
 
     def _is_next_planners_turn(self, plan: Plan, took_ns: int, waited_ns: int) -> bool:
-        return self._trial.note(took_ns, self.clock.lost_ns(took_ns, waited_ns, plan.observed))
+        return self._trial.turns(took_ns, self.clock.lost_ns(took_ns, waited_ns, plan.observed))
 
     def _is_of(self, plan: Plan) -> bool:
         """Tell whether the iteration that ends was the plan's."""
@@ -321,7 +321,7 @@ class Learner:
             self._calm += 1
         else:
             self._calm = 0
-            self._trial.begin()  # a planner is judged with the margin that its plans keep
+            self._trial.turn(self._trial.way)  # a planner is judged with the margin that its plans keep
         rates = self._job.rates()
         late = [number for number in self._late if now.earlier_ns.get(number, 0.0) < now.observed_ns]
         for number in late:  # what would be a whole iteration earlier lacks room, not time
@@ -366,7 +366,7 @@ class Learner:
         """Make a plan in a thread, for the iteration that this returns; the one after it is ready follows it."""
         now, limit_bytes = self._now, self._limit_bytes()
         earlier_ns = dict(now.earlier_ns)
-        planner = self._trial.planner
+        planner = self._trial.way
 
         def work() -> None:
             with self._work:
@@ -381,7 +381,7 @@ class Learner:
                 chosen = self._followed(planner, self._chosen(now, seen, limit_bytes, planner))
                 now.plan = planned = plan(seen, limit_bytes, self._job.rates(), earlier_ns, chosen)
                 if seen is not self._planned:
-                    self._trial.begin()  # else the plan is the last one, corrected
+                    self._trial.turn(self._trial.way)  # else the plan is the last one, corrected
                 self._planned = seen
                 self.plans += 1
                 if self._is_to_tell(planned):
@@ -414,7 +414,7 @@ class Learner:
         return known[3]
 
 
-class Tense:
+class Tense(Comparison[float]):
     """The margin of plans for a device: it grows while the job waits for memory, unless that costs time.
 
     Iterations that vary by much tell nothing of a margin: then it grows unjudged.
@@ -422,35 +422,23 @@ class Tense:
 
     def __init__(self, margin: float) -> None:
         """Begin with this one."""
-        self._margin = margin
-        self._best: tuple[float, float] | None = None
-        """What an iteration took with the best margin, and that."""
-        self._took_ns: list[int] = []
+        super().__init__(margin, settle=1, window=_TENSE_ITERATIONS, clear=_SLOWER, steady=_STEADY_SHARE)
         self._is_settled = False
 
     def margin(self, took_ns: int, waited_ns: int) -> float:
         """Return the margin of the next plan, after an iteration that took and waited so long."""
-        if self._is_settled or (waited_ns <= _TENSE_SHARE * took_ns and self._best is None):
-            return self._margin
-        self._took_ns.append(took_ns)
-        if len(self._took_ns) <= _TENSE_ITERATIONS:  # the first one began with what the plan before it left
-            return self._margin
-        took, self._took_ns = self._took_ns[1:], []
-        median_ns = statistics.median(took)
-        is_judged = max(took) - min(took) <= _STEADY_SHARE * median_ns
-        if is_judged:
-            self._best = min(self._best or (median_ns, self._margin), (median_ns, self._margin))
-        best_ns, best_margin = self._best or (median_ns, self._margin)
-        if is_judged and median_ns > _SLOWER * best_ns:
-            self._margin, self._is_settled = best_margin, True
-        elif self._margin + _MARGIN_STEP > MOST_MARGIN + _MARGIN_STEP / 2:
-            self._is_settled = True
-        elif waited_ns > _TENSE_SHARE * took_ns:
-            self._margin += _MARGIN_STEP
-        return self._margin
+        waits = waited_ns > _TENSE_SHARE * took_ns
+        if not self._is_settled and (waits or self.took) and self.note(took_ns) is not None:
+            if self.has_lost:
+                self.way, self._is_settled = self.best, True
+            elif self.way + _MARGIN_STEP > MOST_MARGIN + _MARGIN_STEP / 2:
+                self._is_settled = True
+            elif waits:
+                self.turn(self.way + _MARGIN_STEP)
+        return self.way
 
 
-class Trial:
+class Trial(Comparison[str]):
     """Several planners in turn, until each has been followed for some iterations; then the fastest one.
 
     Where the first one costs hardly anything, it is kept. Where one of them chose what an earlier
@@ -459,36 +447,20 @@ class Trial:
 
     def __init__(self, planners: Sequence[str]) -> None:
         """Begin with the first one."""
+        super().__init__(planners[0], settle=1, window=TRIAL_ITERATIONS)
         self._waiting = list(planners[1:])
-        self._median_ns: dict[str, float] = {}
-        self._took_ns: list[int] = []
-        self._lost_ns: list[int] = []
-        self.planner = planners[0]
-        """The one to follow now."""
+        self._is_over = not self._waiting
 
-    def begin(self) -> None:
-        """Count anew: a plan has been made."""
-        self._took_ns, self._lost_ns = [], []
-
-    def note(self, took_ns: int, lost_ns: int) -> bool:
+    def turns(self, took_ns: int, lost_ns: int) -> bool:
         """Note what an iteration took, and what of that was waiting; tells whether another planner is to follow."""
-        if not self._waiting and not self._median_ns:
+        window = None if self._is_over else self.note(took_ns, lost_ns)
+        if window is None:
             return False
-        self._took_ns.append(took_ns)
-        self._lost_ns.append(lost_ns)
-        if len(self._took_ns) <= TRIAL_ITERATIONS:  # the first one began with what the plan before it left
-            return False
-        self._median_ns[self.planner] = median_ns = statistics.median(self._took_ns[1:])
-        if len(self._median_ns) == 1 and statistics.median(self._lost_ns[1:]) <= WORTH_SHARE * median_ns:
-            self._waiting, self._median_ns = [], {}
-            return False
-        if self._waiting:
-            self.planner = self._waiting.pop(0)
-            return True
-        before = self.planner
-        self.planner = min(self._median_ns, key=lambda name: self._median_ns[name])
-        self._median_ns = {}
-        return self.planner != before
+        before, (median_ns, lost) = self.way, window
+        costs_nothing = len(self.took) == 1 and lost <= WORTH_SHARE * median_ns
+        self._is_over = costs_nothing or not self._waiting
+        self.turn(self.best if self._is_over else self._waiting.pop(0))
+        return self.way != before
 
 
 # -- operating points ------------------------------------------------------------------------------
