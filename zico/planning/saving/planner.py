@@ -5,7 +5,8 @@ Theory of operation
     are cheap for their bytes, or those that a run evicts when memory is full. ``_pruned`` leaves
     repeats out, the dearest first, as long as the limit is kept. The load of each step is kept
     while it does so: leaving a repeat out changes it only between the use before and the repeat.
-    The best starts are disturbed, repeats put back at random, and pruned again.
+    Where no start keeps the limit, the best are disturbed, repeats put back at random, and pruned
+    again, at a price for what is held beyond it.
 
     Starts that are pruned to higher limits hold too much. There tensors move: at the highest peak
     the one that is idle longest beside its copies, until the limit is kept. Copies out go when their
@@ -205,9 +206,6 @@ class Starts(NamedTuple):
     """What repeats take, in ns, once the order is pruned to the limit; infinite if it does not keep that."""
     with_moves: Any
     """What repeats take, in ns, and moves of all bytes beyond the limit at the pace of the links."""
-    target: Int64s
-    """The bytes to which the order is pruned then, by the graph's count."""
-    runs: Any
     number: Int64s
     """One entry: how many orders there are."""
 
@@ -323,7 +321,6 @@ def _dear_ns(of: Given) -> float:
 # -- recomputation alone ---------------------------------------------------------------------------
 
 _TRIES = 3
-_BEST_STARTS = 3
 
 
 @compiled
@@ -353,24 +350,10 @@ def _recompute(of: Given, starts: Starts, best: Best, until: int, work: Int64s) 
                     break
                 mix = _alone(of, line, work)
                 if mix.took_ns < np.inf:
-                    starts.cost[i], starts.target[i] = cost, target
-                    starts.runs[i, : starts.length[i]] = line.runs
+                    starts.cost[i] = cost
                     _keep(of, best, mix)
                     break
                 target -= mix.made.load.max() - limit
-
-
-@compiled
-def _recompute_better(of: Given, starts: Starts, best: Best, until: int, work: Int64s) -> None:
-    """Disturb the best starts."""
-    begun, ranked = work[DONE], np.argsort(starts.cost, kind="mergesort")
-    for k in range(_BEST_STARTS):
-        i = ranked[k]
-        if starts.cost[i] == np.inf:
-            return
-        line = line_of(of, _whole(starts, i), starts.runs[i, : starts.length[i]].copy())
-        disturbed(of, line, starts.target[i], 0.0, begun + (until - begun) * (k + 1) // _BEST_STARTS, work)
-        _keep(of, best, _alone(of, line, work))
 
 
 # -- with moves ------------------------------------------------------------------------------------
@@ -549,8 +532,6 @@ def _search(of: Given, best: Best, work: Int64s) -> None:
         np.zeros(_STARTS, np.int64),
         np.full(_STARTS, np.inf),
         np.full(_STARTS, np.inf),
-        np.zeros(_STARTS, np.int64),
-        np.zeros((_STARTS, length), np.bool_),
         np.zeros(1, np.int64),
     )
     work[MOST] = work[DONE] + (most - work[DONE]) // 5
@@ -559,7 +540,6 @@ def _search(of: Given, best: Best, work: Int64s) -> None:
     _evict(of, starts, work)
     work[MOST] = most
     _recompute(of, starts, best, work[DONE] + (most - work[DONE]) // 5, work)
-    _recompute_better(of, starts, best, work[DONE] + (most - work[DONE]) // 3, work)
     mixes = _mixed(of, starts, alone.made.load.max(), best, work[DONE] + (most - work[DONE]) // 2, work)
     ranked = np.argsort(mixes.ns, kind="mergesort")
     for i in ranked:
