@@ -115,20 +115,12 @@ def test_what_comes_after_the_end_is_ignored(ends: tuple[socket.socket, Link]) -
     assert link.is_done
 
 
-def test_descriptors_that_no_message_wants_are_closed_at_once(ends: tuple[socket.socket, Link]) -> None:
-    """A member that sends descriptors with half a frame and then nothing has the broker keep none of them."""
+@pytest.mark.parametrize("is_member", [False, True])
+def test_descriptors_from_a_peer_are_refused(ends: tuple[socket.socket, Link], *, is_member: bool) -> None:
+    """A peer that sends descriptors breaks the protocol, also as a member, and they are closed."""
     peer, link = ends
-    link.member = Member(0, 0, 1, "a", "torch", None, Process(1, 0), None, m.Share())
-    socket.send_fds(peer, [OBSERVE[:1]], [peer.fileno()] * m.MAX_PAGES_FDS)
-    link.read(1)
-    assert len(link.descriptors) == m.MAX_PAGES_FDS
-    assert link.next_message() is None
-    assert len(link.descriptors) == 0
-
-
-def test_descriptors_from_a_peer_are_refused(ends: tuple[socket.socket, Link]) -> None:
-    """A peer that sends descriptors breaks the protocol, and they are closed."""
-    peer, link = ends
+    if is_member:
+        link.member = Member(0, 0, 1, "a", "torch", None, Process(1, 0), None, m.Share())
     with no_descriptor_left():
         socket.send_fds(peer, [OBSERVE], [peer.fileno()])
         with pytest.raises(RemoteProtocolError, match="more descriptors than the 0"):

@@ -130,7 +130,6 @@ BEYOND = {
     ),
     "a guarantee": (hello(share=m.Share(slo=1e308)), r"<= 100.0 - at `\$.share.slo`, not 1e\+308"),
     "a C1 control": (hello(name="a\x9b2J"), r"at `\$.name`, not 'a\\x9b2J'"),
-    "a wait": (m.Pages(wait_limit_s=math.inf), r"<= 1000000000.0 - at `\$.wait_limit_s`, not inf"),
     "an observer's version": (m.Observe(2**31), r"<= 2147483647 - at `\$.version`, not 2147483648"),
     "a budget": (m.Change(budget_bytes=2**53 + 1), r"<= 9007199254740992 - at `\$.budget_bytes`, not 9007199254740993"),
     "a new limit": (

@@ -13,8 +13,8 @@ from zico.base.errors import LocalProtocolError, RemoteProtocolError
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import Connection, Role, State, next_state
 
-HELLO, ASK_MORE, PAGES, OUTSIDE, OBSERVE, ASK_STATUS, ASK_REPORT, CHANGE, GOODBYE = CLIENT_EXAMPLES
-WELCOME, MORE, PAGED, REFUSED, ERROR, STATUS, REPORT, CHANGED = BROKER_EXAMPLES
+HELLO, ASK_MORE, OUTSIDE, OBSERVE, ASK_STATUS, ASK_REPORT, CHANGE, GOODBYE = CLIENT_EXAMPLES
+WELCOME, MORE, REFUSED, ERROR, STATUS, REPORT, CHANGED = BROKER_EXAMPLES
 
 ALLOWED = {
     (State.NEW, Role.CLIENT, HELLO): State.JOINING,
@@ -23,8 +23,6 @@ ALLOWED = {
     (State.JOINING, Role.BROKER, WELCOME): State.MEMBER,
     (State.MEMBER, Role.CLIENT, ASK_MORE): State.MORE_DUE,
     (State.MORE_DUE, Role.BROKER, MORE): State.MEMBER,
-    (State.MEMBER, Role.CLIENT, PAGES): State.PAGES_DUE,
-    (State.PAGES_DUE, Role.BROKER, PAGED): State.MEMBER,
     (State.MEMBER, Role.CLIENT, GOODBYE): State.CLOSED,
     (State.OBSERVER, Role.CLIENT, ASK_STATUS): State.STATUS_DUE,
     (State.OBSERVER, Role.CLIENT, ASK_REPORT): State.REPORT_DUE,

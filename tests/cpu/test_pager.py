@@ -83,8 +83,7 @@ def test_a_disk_that_takes_nothing_any_more_costs_no_contents() -> None:
     """Where every second write to the file is an error, the next tier takes the block, and every word comes back."""
     size_bytes = 2 * BLOCKS * BLOCK_BYTES
     with PagedWindow(FRAMES, tiers=[TierWish("file", size_bytes), TierWish("memory", size_bytes)]) as window:
-        assert window.pager is not None
-        FaultyTier(window.pager.tiers, 0).on("pwrite", lambda n, asked: -errno.EIO if n % 2 else asked)
+        FaultyTier(window.tiers, 0).on("pwrite", lambda n, asked: -errno.EIO if n % 2 else asked)
         for turn in range(2):
             for block in range(BLOCKS):
                 window.blocks[block] = 1000 * turn + block
@@ -93,32 +92,19 @@ def test_a_disk_that_takes_nothing_any_more_costs_no_contents() -> None:
         assert all(use.used_bytes for use in window.tiers.usage())
 
 
-@pytest.mark.parametrize(("field", "number"), [("block_shift", 2**62), ("block_shift", -1), ("n_blocks", 2**63 - 1)])
-def test_a_page_table_that_says_nonsense_is_refused(field: str, number: int) -> None:
-    """Whoever is to be a job's pager refuses sizes that no memory has, by one error."""
-    with PagedWindow(FRAMES) as window:
-        window.page_table[field], window.page_table["region_shift"] = number, 2**63 - 1
-        with pytest.raises(ConfigError, match="other sizes"):
-            Pager(window.memory.export(), window.member)
-
-
-def test_every_pager_looks_as_far_ahead_as_the_job_says() -> None:
-    """The degree that a job was given is that of its pager and of the one that takes over."""
+def test_the_pager_looks_as_far_ahead_as_the_job_says() -> None:
+    """The parts and the degree that a heap was given are those of its paged memory, and the degree is the pager's."""
     with PagedWindow(FRAMES, degree=3) as window:
-        for _ in range(2):
-            assert window.pager is not None
-            address = int(window.pager.record[0]["paging_address"])
-            paging = np.frombuffer((ctypes.c_char * PAGING.itemsize).from_address(address), PAGING)[0]
-            assert paging["degree"] == 3
-            window.end_pager()
-            window.begin_pager()
+        address = int(window.pager.record[0]["paging_address"])
+        paging = np.frombuffer((ctypes.c_char * PAGING.itemsize).from_address(address), PAGING)[0]
+        assert paging["degree"] == 3
         heap = Heap(window.pool, np.zeros(1, HEAP), tiers=window.tiers, paging={"flags": 1, "degree": 5})
         assert heap.paged is not None
-        assert heap.paged.page_table[["flags", "degree"]].tolist() == (1, 5)
+        assert (heap.paged.flags, heap.paged.degree) == (1, 5)
         heap.close()
-        window.page_table["degree"] = 0
+        window.memory.degree = 0
         with pytest.raises(ConfigError, match="degree 0 cannot be used"):
-            Pager(window.memory.export(), window.member)
+            Pager(window.memory, window.member)
 
 
 def test_what_was_only_read_is_not_copied() -> None:
@@ -167,7 +153,6 @@ def test_contents_stay_where_all_that_lives_fits() -> None:
                 window.tell(death_of(block))
         assert window.page_table["dropped"] > 0, "blocks have come and gone"
         window.pool.set_limit(window.job, len(kept))
-        assert window.pager is not None
         window.pager.wake()
         until(lambda: window.resident <= len(kept), JOIN_S, "regions have gone back")
         assert [int(window.page_table[field]) for field in ("evicted", "out_bytes", "in_bytes")] == [0, 0, 0]
@@ -177,7 +162,6 @@ def test_contents_stay_where_all_that_lives_fits() -> None:
 def test_the_pager_takes_births_for_births_and_deaths_for_deaths() -> None:
     """What the heap puts in the ring is what the pager knows: in which blocks nothing lives."""
     with PagedWindow(FRAMES) as window:
-        assert window.pager is not None
         address = int(window.pager.record[0]["paging_address"])
         paging = np.frombuffer((ctypes.c_char * PAGING.itemsize).from_address(address), PAGING)[0]
         blocks = np.frombuffer(
@@ -288,7 +272,6 @@ def test_a_write_between_the_copy_and_the_end_of_the_pages_is_not_lost() -> None
     leaving: list[int] = []
     done = threading.Event()
     with PagedWindow(FRAMES, flags=0) as window:
-        assert window.pager is not None
         add(window.base, 0, 1)
 
         def write() -> None:
@@ -320,26 +303,11 @@ def address_of(function: Any) -> int:  # noqa: ANN401 - a C function of ctypes
     return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
-def test_who_takes_over_has_all_that_the_last_pager_knew() -> None:
-    """Contents survive the end of one pager after another; a fault in between waits for the next."""
-    with PagedWindow(FRAMES) as window:
-        for turn in range(4):
-            window.blocks[:, :] = np.arange(BLOCKS)[:, None] + turn
-            window.end_pager()
-            add(window.base, 0, 1)
-            writer = threading.Thread(target=add, args=(window.base, window.blocks.size, turn))  # holds no GIL
-            writer.start()
-            window.begin_pager()
-            writer.join(JOIN_S)
-            assert (window.blocks == np.arange(BLOCKS)[:, None] + 2 * turn).all()
-
-
 def test_a_region_goes_back_when_the_job_may_hold_less() -> None:
     """Invariant 1: a limit that is lowered is kept to, with the contents, and the pool has the regions again."""
     with PagedWindow(2 * FRAMES) as window:
         window.blocks[:, :] = np.arange(BLOCKS)[:, None]
         window.pool.set_limit(window.job, FRAMES)
-        assert window.pager is not None
         window.pager.wake()
         assert (window.blocks[:, 7] == np.arange(BLOCKS)).all()
         deadline = threading.Event()
@@ -353,13 +321,12 @@ def test_a_region_goes_back_when_the_job_may_hold_less() -> None:
 
 
 class PagedMachine(RuleBasedStateMachine):
-    """Blocks written, read, freed and used again, limits and pagers that change, against a dictionary."""
+    """Blocks written, read, freed and used again, and a limit that changes, against a dictionary."""
 
     @initialize(frames=st.integers(2, 8), flags=st.sampled_from(sorted(PARTS.values())))
     def begin(self, frames: int, flags: int) -> None:
         """Begin with every block in use and nothing written."""
         self.window = PagedWindow(frames, blocks=16, flags=flags)
-        self.window.begin_pager()
         self.frames = frames
         self.model: dict[int, int] = {}
         self.living = set(range(16))
@@ -387,12 +354,6 @@ class PagedMachine(RuleBasedStateMachine):
         else:
             self.window.use(block)
             self.living.add(block)
-
-    @rule()
-    def another_pager(self) -> None:
-        """Let another pager take over."""
-        self.window.end_pager()
-        self.window.begin_pager()
 
     @rule()
     def hold_more(self) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 BLOCKS = 24
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-FIGURES = ("faults", "evicted", "takeovers", "pager_pid", "peak_resident")
+FIGURES = ("faults", "evicted", "peak_resident")
 
 
 def _tiers(pool: PoolTable) -> TierStack:
@@ -60,7 +60,7 @@ class Job:
         self._pool = PoolTable.join_pool(m.memory_fd, m.table_fd, m.notify_fd, m.job)
         self._heap = Heap(self._pool, np.zeros(1, HEAP), tiers=_tiers(self._pool) if name.startswith("paged") else None)
         if self._heap.paged is not None:
-            serve_pages(self._heap, m)
+            serve_pages(self._heap)
             ForkGuard(self._heap, m.leave)
             self._heap.enable()
         self._record = self._heap.record[0]
@@ -132,6 +132,18 @@ class Job:
             os._exit(min(lost, 255))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._say("lost", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), self._lost(seed))
+
+    def leave_child(self) -> None:
+        """Fork a child that sleeps until this process is dead and its end of a pipe is closed; says its number."""
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            os.write(writing, b"1")
+            signal.pause()
+        os.close(writing)
+        os.read(reading, 1)
+        self._say(pid)
 
     def fork_beside_threads(self) -> None:
         """Fork at moments at which a thread is, or wants to be, inside the heap; says what was wrong at each."""

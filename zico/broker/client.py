@@ -18,7 +18,6 @@ from zico.broker.transport import make_room
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
     from pathlib import Path
 
     from zico.pool.table import PoolTable
@@ -73,45 +72,6 @@ class Membership:
     def close_descriptors(self) -> None:
         """Close them, where ``map_pool`` is not going to."""
         transport.Descriptors([*self.memory_fds, self.table_fd, self.notify_fd]).close()
-
-    def watch_broker(self) -> int:
-        """Return a descriptor, the caller's, that is readable when the broker is dead; -1 where the kernel has none."""
-        pidfd = transport.peer_pidfd(self.connection)
-        return -1 if pidfd is None else pidfd
-
-    def hand_over_pages(self, descriptors: Sequence[int], wait_limit_s: float, deadline_s: float = DEADLINE_S) -> str:
-        """Let the broker serve this process's faults; closes the descriptors, whatever becomes of it.
-
-        Returns:
-            Why it does not, empty if it does.
-
-        Raises:
-            BrokerError: It does not answer within the deadline.
-            RemoteProtocolError: What answers is no broker.
-        """
-        message = m.Pages(wait_limit_s=wait_limit_s)
-        with transport.Descriptors([*descriptors]):
-            self.connection.settimeout(deadline_s)
-            try:
-                frame = self.protocol.send(message)
-                sent = transport.send(self.connection, frame, tuple(descriptors))
-                transport.send_all(self.connection, frame[sent:], time.monotonic() + deadline_s)
-                answer = self._next_answer(time.monotonic() + deadline_s)
-            except OSError as error:
-                raise BrokerError(f"the broker did not take the pages within {deadline_s:g} s: {error}") from error
-            finally:
-                self.connection.settimeout(0)
-        return answer.refused if isinstance(answer, m.Paged) else f"it answered by {type(answer).__name__}"
-
-    def _next_answer(self, end_s: float) -> m.Message:
-        while True:
-            data, _ = transport.receive_within(self.connection, end_s)
-            if not data:
-                raise BrokerError("the broker went away without answering")
-            messages = self.protocol.receive(data)
-            if messages:
-                self.protocol.accept(messages[0])
-                return messages[0]
 
     def leave(self) -> None:
         """Say goodbye and close the connection; waits for nothing. A second time does nothing.

@@ -15,8 +15,8 @@ Guarantees
       given to another process deceives nobody.
 
 Known limitations: pools on the host only, since a job on a GPU closes the descriptors of regions
-that it has mapped. Pagers are not taken over: such a job is its own pager from the old broker's death on. A job
-in another pid namespace is not watched, and keeps what it holds until the pool ends.
+that it has mapped. A job in another pid namespace is not watched, and keeps what it holds until the
+pool ends.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from zico.broker import transport
 from zico.broker.protocol.connection import Connection, Role, State
-from zico.broker.protocol.messages import MAX_PAGES_FDS
 
 if TYPE_CHECKING:
     import socket
@@ -35,8 +34,6 @@ class Link:
         self.peer = transport.peer_of(connection)
         self.protocol = Connection(Role.BROKER)
         self.member: Member | None = None
-        self.descriptors = transport.Descriptors([])
-        """What came last; taken, or closed when all that came with it has been looked at."""
         self.fds_sent = 0
         """How many of the pool's descriptors the peer has been sent."""
         self._inbox: collections.deque[Message] = collections.deque()
@@ -72,11 +69,9 @@ class Link:
             OSError: The connection is lost.
         """
         try:
-            data, descriptors = transport.receive(self.socket, max_fds=MAX_PAGES_FDS if self.member else 0)
+            data, _ = transport.receive(self.socket)
         except BlockingIOError:
             return
-        self.descriptors.close()  # what came with an earlier message, and was not wanted
-        self.descriptors = descriptors
         if not data:
             self.protocol.end_of_stream()
             return
@@ -93,8 +88,6 @@ class Link:
         Raises:
             RemoteProtocolError: The peer may not say that now.
         """
-        if not self._inbox:  # what no message wanted must not add up: others need descriptors, too
-            self.descriptors.close()
         if self._unsent or not self._inbox or self.protocol.state is State.CLOSED:
             return None
         message = self._inbox.popleft()
@@ -129,6 +122,5 @@ class Link:
             self._owed_since_ns = None
 
     def close(self) -> None:
-        """Close the socket, and what came by it and was not taken; a second time does nothing."""
-        self.descriptors.close()
+        """Close the socket; a second time does nothing."""
         self.socket.close()

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zico.broker.notes import Process
-    from zico.broker.paging import Paging
     from zico.broker.protocol.messages import Share
 
 _SINCE_FIELDS = {WaitKind.BOUNDARY: "boundary_since_ns", WaitKind.ALLOCATION: "need_since_ns"}
@@ -41,8 +40,6 @@ class Member:
     leaving: bool = False
     waited_before_ns: int | None = None
     """What it had waited when its first iteration ended; ``None`` until then."""
-    paging: Paging | None = None
-    """The pager of its memory, where it is paged and this broker serves its faults."""
     open_waits: dict[WaitKind, int] = dataclasses.field(default_factory=dict)
     blockers: dict[WaitKind, set[int]] = dataclasses.field(default_factory=dict)
     """Indexes of the jobs that each open wait has been for so far."""

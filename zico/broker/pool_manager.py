@@ -17,20 +17,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from zico.base.errors import BrokerError, ZicoError
+from zico.base.errors import BrokerError
 from zico.base.settings import HOST
 from zico.broker.accounting import Ledger, write_record
 from zico.broker.admission import admit_all
 from zico.broker.changes import carry_out, concerned, refusal
 from zico.broker.devices import HOST_DEVICE
 from zico.broker.operating_points import Savings
-from zico.broker.paging import Paging
 from zico.broker.planning import Planning
 from zico.broker.protocol import messages as m
 from zico.broker.saving import MODES, served_on
 from zico.broker.throughput import Service
 from zico.broker.trials import Trials
-from zico.device.api import close_descriptors
+from zico.device.host import physical_bytes_of
 from zico.pool.layout import Auto, JobState, SaveMode
 
 if TYPE_CHECKING:
@@ -277,8 +276,6 @@ class PoolManager:
         """Keep the member's last figures, free its regions, and its place unless its context lingers."""
         now_ns = time.monotonic_ns()
         self._look(now_ns)
-        if member.paging is not None:
-            member.paging.end()
         regions = self._table.reap(member.job, lingers=lingers)
         _log.info("job %d (%s) is gone, %d regions came back", member.job, member.name, regions)
         self._ledger.depart(member, now_ns)
@@ -289,32 +286,9 @@ class PoolManager:
         self._look(time.monotonic_ns())
         self._evaluate_soon()
 
-    def page(self, member: Member, descriptors: Sequence[int], wait_limit_s: float) -> str:
-        """Be a member's pager until its process is dead; takes over the descriptors.
-
-        Returns:
-            Why that cannot be, empty if it is so.
-        """
-        if member.paging is not None or not member.process.pid:
-            close_descriptors(descriptors)
-            return "its pages are served already" if member.paging else "its process has no number here"
-        try:
-            member.paging = Paging(descriptors, self._table.member_of(member.job), wait_limit_s, pid=member.process.pid)
-        except (ZicoError, OSError) as error:
-            _log.warning("the pages of job %d (%s) are not served here: %s", member.job, member.name, error)
-            return str(error)
-        _log.info("the pages of job %d (%s) are served here", member.job, member.name)
-        return ""
-
     def resign(self) -> None:
         """Decide nothing more: jobs go on by themselves, also while the record is written."""
         self._table.resign()
-
-    def let_go(self) -> None:
-        """Leave every paged member to itself: the broker ends."""
-        for member in self.members:
-            if member.paging is not None:
-                member.paging.let_go()
 
     # -- looking and deciding ----------------------------------------------------------------------
 
@@ -415,8 +389,16 @@ class PoolManager:
 
     def _physical_bytes(self) -> int:
         """Return what the kernel says is resident: of the pool's memory, and of jobs that have pages of their own."""
-        paged = sum(member.paging.physical_bytes() for member in self.members if member.paging is not None)
-        return self._table.physical_bytes() + paged
+        return self._table.physical_bytes() + sum(map(self._own_bytes, self.members))
+
+    def _own_bytes(self, member: Member) -> int:
+        """Return what a paged job's own pages take, 0 where its process cannot be looked at."""
+        descriptor = int(self._table.jobs[member.job]["pages_fd"])
+        try:
+            file = Path(f"/proc/{member.process.pid}/fd/{descriptor}")
+            return physical_bytes_of(file.stat()) if descriptor else 0
+        except OSError:
+            return 0
 
     def _evaluate(self, now_ns: int) -> None:
         header, jobs = self._look(now_ns)

@@ -226,15 +226,13 @@ class Server:
             key = self._selector.get_key(link.socket)
             self._selector.modify(link.socket, link.interest, key.data)
 
-    def _answer(self, link: Link, message: m.Message, now_ns: int) -> None:  # noqa: C901, PLR0912 - a case for each message
+    def _answer(self, link: Link, message: m.Message, now_ns: int) -> None:  # noqa: C901 - a case for each message
         """Do what an accepted message asks for."""
         match message:
             case m.Hello():
                 self._join(link, message, now_ns)
             case m.MoreRequest():
                 self._send_more(link, now_ns)
-            case m.Pages():
-                self._take_pages(link, message, now_ns)
             case m.Outside():
                 self._manager.note_outsider(msgspec.structs.replace(message, pid=link.peer.pid or message.pid))
             case m.Observe():
@@ -250,16 +248,7 @@ class Server:
                 link.say(self._manager.change(message), now_ns)
             case m.Goodbye():
                 pass  # the connection is closed by now, and dropped for it
-            case (
-                m.Welcome()
-                | m.More()
-                | m.Paged()
-                | m.Refused()
-                | m.ErrorReply()
-                | m.Status()
-                | m.Report()
-                | m.Changed()
-            ):
+            case m.Welcome() | m.More() | m.Refused() | m.ErrorReply() | m.Status() | m.Report() | m.Changed():
                 raise AssertionError(message)  # the protocol accepts none of these from a client
             case _:
                 assert_never(message)
@@ -325,13 +314,6 @@ class Server:
         if not batch:
             raise RemoteProtocolError(f"asked for more than the {first} descriptors that there are")
         link.say(m.More(first=first, count=len(batch)), now_ns, batch)
-
-    def _take_pages(self, link: Link, pages: m.Pages, now_ns: int) -> None:
-        """Serve a member's faults from now on, or say why not."""
-        if link.member is None:  # its process is dead
-            return
-        refused = self._manager.page(link.member, link.descriptors.take(), pages.wait_limit_s)
-        link.say(m.Paged(m.as_text(refused)), now_ns)
 
     def _admit_member(self, link: Link, hello: m.Hello) -> Member:
         """Give the peer a place and watch its process."""
@@ -430,7 +412,6 @@ class Server:
             link.close()
         for member in self._manager.members:
             self._unwatch_process(member)
-        self._manager.let_go()
         self._selector.close()
         self._drop_spare()
 

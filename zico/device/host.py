@@ -54,6 +54,11 @@ def advise(address: int, size_bytes: int, advice: int) -> int:
     return int(_libc.madvise(address, size_bytes, advice))
 
 
+def physical_bytes_of(status: os.stat_result) -> int:
+    """Return the kernel's count of the bytes that a file takes."""
+    return status.st_blocks * _STAT_BLOCK_BYTES
+
+
 def _failure(operation: str, detail: str) -> DriverError:
     status = ctypes.get_errno()
     return DriverError(operation, status, f"{os.strerror(status)}, {detail}")
@@ -148,7 +153,7 @@ class HostDriver:
 
     def physical_bytes(self, memory: Owned) -> int:
         """Return the kernel's count of resident bytes."""
-        return os.fstat(memory.handle).st_blocks * _STAT_BLOCK_BYTES
+        return physical_bytes_of(os.fstat(memory.handle))
 
     def free_bytes(self) -> int | None:
         """Return what the kernel estimates to be available without swapping."""

@@ -1,10 +1,9 @@
-"""Page faults of another process in our hands: ``userfaultfd(2)``, from compiled code.
+"""Page faults in our own hands: ``userfaultfd(2)``, from compiled code.
 
 Theory of operation
-    A descriptor belongs to the address space of the process that made it, and works from any
-    process that has it. A thread that touches a missing or a write-protected page sleeps in the
-    kernel until somebody has filled the page, or has taken the protection away, and wakes it.
-    ``source`` addresses are the caller's, all others the faulting process's.
+    A descriptor belongs to the address space of the process that made it. A thread that touches a
+    missing or a write-protected page of a range that it watches sleeps in the kernel, until another
+    one has filled the page, or has taken the protection away, and wakes it.
 
 Guarantees
     Nothing here wakes anybody but ``wake``: who changes a range in several steps wakes when all are
@@ -77,7 +76,7 @@ PAGE_BYTES = mmap.PAGESIZE
 MESSAGES = 16
 """Most messages that one ``read`` brings."""
 GAVE_UP = 1 << 20  # tries
-POLLED = 3
+POLLED = 2
 
 
 class Range(Record, align=False):
@@ -139,7 +138,7 @@ POLL = dtype_of(Poll)
 
 
 class UserfaultRecord(Record, align=False):
-    """One process's way to one descriptor, with room for the structures that the kernel reads."""
+    """The way to one descriptor, with room for the structures that the kernel reads."""
 
     descriptor: I8
     ioctl: I8  # addresses of functions of the C library
@@ -240,8 +239,17 @@ def watch(descriptor: int, address: int, size_bytes: int) -> None:
         fcntl.ioctl(descriptor, _REGISTER, register)  # type: ignore[call-overload]
     except OSError as error:
         raise DriverError("userfaultfd", error.errno or 0, f"{error.strerror}, {size_bytes} bytes") from error
+    keep_from_children(address, size_bytes)
+
+
+def keep_from_children(address: int, size_bytes: int) -> None:
+    """Let no child that is forked from now on inherit a mapping.
+
+    Raises:
+        DriverError: The kernel refuses.
+    """
     if host.advise(address, size_bytes, _DONTFORK) != 0:
-        raise DriverError("userfaultfd", ctypes.get_errno(), "the window cannot be kept from forked children")
+        raise DriverError("madvise", ctypes.get_errno(), "the window cannot be kept from forked children")
 
 
 def fill_userfault(record: Any, descriptor: int) -> None:  # noqa: ANN401 - one USERFAULT record
@@ -273,13 +281,13 @@ def fill(user: UserfaultRecord, to: int, source: int, length: int, mode: int) ->
 
     Args:
         user: The USERFAULT record.
-        to: Where, in the faulting process.
-        source: From where, in this process.
+        to: Where, in a range that is watched.
+        source: From where, in a range that is not.
         length: Bytes, whole pages.
         mode: 0 or ``COPY_PROTECTED``.
 
     Returns:
-        0; else an errno: ``ESRCH``: the process is gone.
+        0; else an errno.
     """
     keep_out_of_line()
     done = 0
@@ -333,7 +341,7 @@ def _advanced(done: int, told: int) -> tuple[int, int]:
 
 @compiled
 def protect(user: UserfaultRecord, start: int, length: int, protects: int) -> int:
-    """Protect a range of the other process against writes (1) or no longer (0); wakes nobody. 0, or an errno.
+    """Protect a range against writes (1) or not any more (0); wakes nobody. 0, or an errno.
 
     When it returns, every write that was not stopped is in the pages.
     """
@@ -386,8 +394,8 @@ def message_at(user: UserfaultRecord, i: int) -> Message:
 
 
 @compiled
-def await_any(user: UserfaultRecord, descriptors: tuple[int, int, int], timeout_ms: int) -> int:
-    """Sleep until one of three descriptors is readable (-1: none), or time is up; returns which, a bit each.
+def await_any(user: UserfaultRecord, descriptors: tuple[int, int], timeout_ms: int) -> int:
+    """Sleep until one of two descriptors is readable (-1: none), or time is up; returns which, a bit each.
 
     Args:
         user: The USERFAULT record.

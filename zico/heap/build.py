@@ -120,7 +120,7 @@ class Heap:
         self.paged: PagedMemory | None = None
         """The window's own memory where the job is paged on the host device."""
         self.pager: Pager | None = None
-        """This process's way to serve its own faults, used when the broker is gone."""
+        """What serves the faults of ``paged``."""
         self.no_next_tier = ""
         """Why a GPU has no next tier, empty where it has one."""
         self.managed = managed

@@ -1,4 +1,4 @@
-"""What a session does for a job that pages: its window, its tiers, and who serves its faults.
+"""What a session does for a job that pages: its window, its tiers, and its pager.
 
 Whatever keeps a job from being paged is said in one line, and the job goes on as any other.
 """
@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zico.base.errors import BrokerError, ConfigError, DriverError, ZicoError
+from zico.base.errors import ConfigError, DriverError, ZicoError
 from zico.broker.saving import SWAPPING, VARIABLES, check_device
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
     import contextlib
 
-    from zico.broker.client import Membership
     from zico.heap.build import Heap
     from zico.job.settings import JobSettings
     from zico.pool.table import PoolTable
     from zico.tiers.stack import TierStack
 
-_ASKED = -1
-"""``PAGE_TABLE.pager_pid`` has this value once the broker has been asked."""
 _DEFAULT_TIERS = "memory"
 _TOLD = 16
 _NOT_PAGED = "this job is not paged"
@@ -104,8 +101,8 @@ def _tiers(pool: PoolTable, settings: JobSettings) -> TierStack:
     return TierStack.create(wishes, block_bytes=block_bytes_for(pool.region_bytes), directory=directory)
 
 
-def serve_pages(heap: Heap, membership: Membership) -> None:
-    """Let the broker serve this process's faults, and a thread of its own stand by for when the broker is gone."""
+def serve_pages(heap: Heap) -> None:
+    """Serve this process's faults from now on, if it pages; the job's record says where the kernel counts its pages."""
     if heap.paged is None:
         return
     from zico.device.userfault import REMEDY, Reach
@@ -113,14 +110,6 @@ def serve_pages(heap: Heap, membership: Membership) -> None:
 
     if heap.paged.reach == Reach.USER_MODE:
         complain("system calls that are given memory which is out fail with EFAULT", ConfigError(REMEDY))
-    wait_limit_s = float(heap.record[0]["wait"]["limit_ns"]) / 1e9
-    pager = Pager(heap.paged.export(), heap.pool.member, wait_limit_s)
-    pager.load()  # the broker finds it compiled
-    heap.paged.page_table["pager_pid"] = _ASKED
-    pidfd = membership.watch_broker()
-    refused = membership.hand_over_pages(heap.paged.export(), wait_limit_s)
-    if refused:
-        complain("the broker does not serve this job's pages, so that it does so itself", BrokerError(refused))
-        pager.let_go()
-    heap.pager = pager
-    pager.start(pager.stand_by, pidfd)
+    heap.pool.jobs[heap.pool.member[0]["job"]]["pages_fd"] = heap.paged.memory_fd
+    heap.pager = Pager(heap.paged, heap.pool.member, float(heap.record[0]["wait"]["limit_ns"]) / 1e9)
+    heap.pager.start()

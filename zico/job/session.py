@@ -460,7 +460,7 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
         heap = open_heap(pool, membership.job, settings, framework, of_device)
         if settings.ring:
             _record(heap, settings.ring, framework)
-        serve_pages(heap, membership)
+        serve_pages(heap)
         heap.enable(plan=settings.plans and heap.managed is None)
         undo.pop_all()
     session = Session(membership, pool, heap, settings, timeline)

@@ -1,25 +1,24 @@
-"""One block on its way: into its pages, out of them, or nowhere, each a row of steps that any other process can end.
+"""One block on its way: into its pages, out of them, or nowhere.
 
 Theory of operation
-    ``state`` is written before each step that depends on it. Before a block's contents are read for
-    the tier, its pages are write-protected: when that call returns every write is in the pages, and
-    later ones wait in the kernel. They are woken when the pages are gone, fault anew, and find what
-    was copied::
+    Before a block's contents are read for the tier, its pages are write-protected: when that call
+    returns every write is in the pages, and later ones wait in the kernel. They are woken when the
+    pages are gone, fault anew, and find what was copied::
 
-        WRITTEN -> LEAVING  protect, copy to the tier   -> PUNCHING  give the pages back -> OUT     wake
-        CLEAN                                           -> PUNCHING  give the pages back -> OUT     wake
-        WRITTEN -> LEAVING  protect, copy to the tier   -> CLEAN     it stays
-        OUT     -> COMING   copy from the tier, protected -> CLEAN                                  wake
-        ABSENT  -> FILLING  zeros                       -> WRITTEN                                  wake
-        nothing lives in it: protect, -> DROPPING  give the pages back -> ABSENT                    wake
+        WRITTEN  protect, copy to the tier, give the pages back, wake  -> OUT
+        CLEAN                               give the pages back, wake  -> OUT
+        WRITTEN  protect, copy to the tier                             -> CLEAN
+        OUT      copy from the tier, protected, wake                   -> CLEAN
+        OUT      copy from the tier, wake, drop the ticket             -> WRITTEN
+        ABSENT   zeros, wake                                           -> WRITTEN
+        nothing lives in it: protect, give the pages back, wake        -> ABSENT
 
     Whether anything lives in a block is looked at behind the protection: a tensor that comes to lie
     there later cannot have been written to. ``births`` counts how often a block began to be used;
     if it has since the contents were copied, they are nobody's any more.
 
 Guarantees
-    4. No write is lost, whichever thread makes it, also in a system call, and at whatever
-       instruction the pager dies.
+    4. No write is lost, whichever thread makes it, also in a system call.
     9. Pages are there only of blocks that are counted as resident.
     1. What is resident fits into the regions that the job holds, at every moment: room is made
        before a block comes, and a region goes back when there is room for one less.
@@ -42,7 +41,7 @@ from zico.pool import regions
 from zico.pool.layout import MEMBER, NOBODY, JobState, cap_of, header_of, job_at
 from zico.tiers import stores
 from zico.tiers.encodings import ZEROS
-from zico.tiers.layout import FULL, STACK
+from zico.tiers.layout import STACK
 
 if TYPE_CHECKING:
     from zico.device.userfault import UserfaultRecord
@@ -55,22 +54,15 @@ if TYPE_CHECKING:
 
 
 ABSENT = int(State.ABSENT)
-FILLING = int(State.FILLING)
 WRITTEN = int(State.WRITTEN)
 CLEAN = int(State.CLEAN)
-LEAVING = int(State.LEAVING)
-PUNCHING = int(State.PUNCHING)
 OUT = int(State.OUT)
-COMING = int(State.COMING)
-DROPPING = int(State.DROPPING)
 
 DONE = 0
 KEPT = 1
-"""It stays: the tier took nothing."""
+"""It stays: the tier took nothing, or the kernel did not protect it."""
 LOST = 2
-"""Its contents cannot be had back."""
-GONE = 3
-"""The job is dead, or as good as dead."""
+"""Its contents cannot be had back, or the kernel has no pages for them."""
 
 _PIECE_SHIFT = 18
 """256 KiB: an eighth of the wait, and system calls that cost next to nothing beside the copy."""
@@ -92,13 +84,13 @@ def page_table_of(pager: PagerRecord) -> PageTable:
 
 @inlined
 def user_of(pager: PagerRecord) -> UserfaultRecord:
-    """Return this process's way to the job's faults."""
+    """Return the way to the job's faults."""
     return record_at(pager.user_address, USERFAULT)
 
 
 @inlined
 def paging_of(pager: PagerRecord) -> PagingRecord:
-    """Return what is learned, for this process alone."""
+    """Return what is learned."""
     return record_at(pager.paging_address, PAGING)
 
 
@@ -134,7 +126,7 @@ def births_of(pager: PagerRecord) -> Array:
 
 @inlined
 def stack_of(pager: PagerRecord) -> StackRecord:
-    """Return this process's way to the tiers."""
+    """Return the way to the tiers."""
     return record_at(pager.stack_address, STACK)
 
 
@@ -193,7 +185,7 @@ def bring_in(pager: PagerRecord, block: int, writes: bool, touched: int) -> int:
             first.
 
     Returns:
-        ``DONE``; ``LOST``: the tier cannot give it back, it is out as before; ``GONE``.
+        ``DONE``; ``LOST``: it is ``OUT`` or ``ABSENT`` as before.
     """
     keep_out_of_line()
     states = states_of(pager)
@@ -207,15 +199,11 @@ def bring_in(pager: PagerRecord, block: int, writes: bool, touched: int) -> int:
     source = stores.where(stack_of(pager), tickets_of(pager)[block])
     if source == 0:
         source = pager.bounce_address
-        status = stores.get(stack_of(pager), tickets_of(pager)[block], source, length_of(pager))
-        if status != 0:
-            table.error = status
+        if stores.get(stack_of(pager), tickets_of(pager)[block], source, length_of(pager)) != 0:
             return LOST
-    _count_resident(table)
-    states[block] = COMING
     mode = 0 if writes else COPY_PROTECTED
     if _put_pages(pager, block, source, mode, touched) != 0:
-        return GONE
+        return LOST
     table.in_bytes += length_of(pager)
     table.out_now -= 1
     note_arrival(paging_of(pager), block)
@@ -238,7 +226,8 @@ def _put_pages(pager: PagerRecord, block: int, source: int, mode: int, touched: 
     """
     keep_out_of_line()
     user = user_of(pager)
-    shift = page_table_of(pager).block_shift
+    table = page_table_of(pager)
+    shift = table.block_shift
     if paging_of(pager).flags & PIECES:
         shift = min(shift, _PIECE_SHIFT)
     size_bytes = 1 << shift
@@ -254,27 +243,20 @@ def _put_pages(pager: PagerRecord, block: int, source: int, mode: int, touched: 
             return status
         if last > 0:
             userfault.wake(user, to, size_bytes)
+    table.resident += 1
+    table.peak_resident = max(table.peak_resident, table.resident)
     return 0
 
 
 @compiled
 def _fill(pager: PagerRecord, block: int, touched: int) -> int:
-    table = page_table_of(pager)
-    _count_resident(table)
-    states_of(pager)[block] = FILLING
     if _put_pages(pager, block, 0, 0, touched) != 0:
-        return GONE
+        return LOST
     note_arrival(paging_of(pager), block)
     note_written(paging_of(pager), block)
     states_of(pager)[block] = WRITTEN
     wake(pager, block)
     return DONE
-
-
-@inlined
-def _count_resident(table: PageTable) -> None:
-    table.resident += 1
-    table.peak_resident = max(table.peak_resident, table.resident)
 
 
 @compiled
@@ -296,94 +278,73 @@ def put_out(pager: PagerRecord, block: int) -> int:
     """Let a resident block have no pages any more: copied, or dropped where that loses nothing.
 
     Returns:
-        ``DONE``; ``KEPT``: the tier took nothing, and the block is as before; ``GONE``.
+        ``DONE``; ``KEPT``: it is as before.
     """
     keep_out_of_line()
     states = states_of(pager)
     table = page_table_of(pager)
-    was = states[block]
-    if was == WRITTEN:
-        states[block] = LEAVING
-        if userfault.protect(user_of(pager), start_of_block(pager, block), length_of(pager), 1) != 0:
-            states[block] = WRITTEN
-            return GONE
+    was_written = states[block] == WRITTEN
+    if was_written and not _protect(pager, block):
+        return KEPT
     births = births_of(pager)[block]  # behind the protection, and before it is seen what lives there
-    if live_of(pager)[block] == 0 and invalidates(pager):
-        table.dropped += 1
-        return drop(pager, block)
-    if was == WRITTEN:
-        address = pager.memory_address + (block << table.block_shift)
-        ticket = stores.put(stack_of(pager), address, length_of(pager), ZEROS)
-        if ticket < 0:
-            table.refused += 1
-            let_write(pager, block)
+    is_needed = live_of(pager)[block] != 0 or not invalidates(pager)
+    if is_needed and was_written:
+        if not _copy(pager, block, births):
             return KEPT
-        tickets_of(pager)[block] = ticket
-        kept_of(pager)[block] = births
         table.evicted += 1
-        table.out_bytes += length_of(pager)
     else:
         table.dropped += 1
-    states[block] = PUNCHING
-    return finish_leaving(pager, block)
+    call(pager.fallocate, (pager.memory_fd, _PUNCH, block << table.block_shift, length_of(pager)))
+    table.resident -= 1
+    note_departure(paging_of(pager), block)
+    if is_needed:
+        states[block] = OUT
+        table.out_now += 1
+    else:
+        states[block] = ABSENT
+        forget(pager, block)
+    wake(pager, block)
+    return DONE
 
 
 @compiled
 def copy_ahead(pager: PagerRecord, block: int) -> int:
     """Copy a block that is ``WRITTEN`` and stays, so that it can leave at once later; returns as ``put_out``."""
     keep_out_of_line()
-    states = states_of(pager)
-    table = page_table_of(pager)
-    states[block] = LEAVING
-    if userfault.protect(user_of(pager), start_of_block(pager, block), length_of(pager), 1) != 0:
-        states[block] = WRITTEN
-        return GONE
+    if not _protect(pager, block):
+        return KEPT
     births = births_of(pager)[block]
-    ticket = FULL
-    if live_of(pager)[block] != 0:
-        ticket = stores.put(
-            stack_of(pager), pager.memory_address + (block << table.block_shift), length_of(pager), ZEROS
-        )
-    if ticket < 0:
+    if live_of(pager)[block] == 0:
         let_write(pager, block)
         return KEPT
-    tickets_of(pager)[block] = ticket
-    kept_of(pager)[block] = births
-    table.out_bytes += length_of(pager)
-    states[block] = CLEAN
+    if not _copy(pager, block, births):
+        return KEPT
+    states_of(pager)[block] = CLEAN
     note_cleaned(paging_of(pager), block)
     return DONE
 
 
 @compiled
-def finish_leaving(pager: PagerRecord, block: int) -> int:
-    """Give the pages of a block back whose contents are in the tier."""
-    keep_out_of_line()
-    _punch(pager, block)
-    states_of(pager)[block] = OUT
-    page_table_of(pager).out_now += 1
-    return DONE
+def _protect(pager: PagerRecord, block: int) -> bool:
+    """Let every write to a block wait; false if the kernel does not do that, and the block is as before."""
+    if userfault.protect(user_of(pager), start_of_block(pager, block), length_of(pager), 1) == 0:
+        return True
+    let_write(pager, block)
+    return False
 
 
 @compiled
-def drop(pager: PagerRecord, block: int) -> int:
-    """Give the pages of a block back in which nothing lives; they must be protected."""
-    keep_out_of_line()
-    states_of(pager)[block] = DROPPING
-    _punch(pager, block)
-    states_of(pager)[block] = ABSENT
-    forget(pager, block)
-    return DONE
-
-
-@inlined
-def _punch(pager: PagerRecord, block: int) -> None:
-    table = page_table_of(pager)
-    offset = block << table.block_shift
-    call(pager.fallocate, (pager.memory_fd, _PUNCH, offset, length_of(pager)))
-    table.resident -= 1
-    note_departure(paging_of(pager), block)
-    wake(pager, block)
+def _copy(pager: PagerRecord, block: int, births: int) -> bool:
+    """Copy a block that is protected to the tier; false if that takes nothing, and the block is as before."""
+    address = pager.memory_address + (block << page_table_of(pager).block_shift)
+    ticket = stores.put(stack_of(pager), address, length_of(pager), ZEROS)
+    if ticket < 0:
+        let_write(pager, block)
+        return False
+    tickets_of(pager)[block] = ticket
+    kept_of(pager)[block] = births
+    page_table_of(pager).out_bytes += length_of(pager)
+    return True
 
 
 # -- room ------------------------------------------------------------------------------------------
@@ -454,10 +415,7 @@ def make_room(pager: PagerRecord, most: int, lives_fit: bool) -> bool:  # noqa: 
             continue
         if victim == NONE or tries == _MOST_TRIES:
             return False
-        status = put_out(pager, victim)
-        if status == GONE:
-            return False
-        if status == KEPT:
+        if put_out(pager, victim) == KEPT:
             tries += 1
             if tries == 1:
                 sweep(pager)
@@ -502,7 +460,7 @@ def give_region_back(pager: PagerRecord) -> bool:
     if not make_room(pager, most, allowed(pager) > table.live_slots):
         return False
     table.yielded += int(promised)
-    table.returned += 1  # first: who dies in between leaves a region that stands for nothing
+    table.returned += 1
     for i in range(table.n_regions):
         address = pager.regions_address + 4 * i
         if array_at(address, 1, _I4)[0] != NOBODY:

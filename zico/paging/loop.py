@@ -1,19 +1,15 @@
 """The pager: faults first, and what is expected while there are none.
 
 Theory of operation
-    One compiled loop for each paged job, in a thread that holds no GIL. Every turn sleeps until
+    One compiled loop in each paged job. Its thread takes no lock that a thread may hold while it
+    touches the window: not Python's, not the heap's, none of the C library. Every turn sleeps until
     there is a fault, until somebody wakes it, or until there is something to look after; then it
     serves all faults, takes in what the heap has told, and does one thing ahead: gives a region
     back that others wait for, brings in a block that is expected, or makes room for the next one.
 
-    What a pager does first: every block that a dead one had in hand comes into a state to go on
-    from.
-
 Guarantees
     1. What is resident fits into the regions that the job holds, at every moment: room is made
        before a block comes, and a region goes back when there is room for one less.
-    5. Whatever instruction the last pager died at, every block is as it was, and the tier keeps
-       what is in use alone.
     7. A fault that nothing makes room for waits no longer than the job's wait limit; then the job
        ends by SIGBUS, with a sentence that says why. So it does when the tier cannot give back what
        it was given. Nothing is made up.
@@ -33,24 +29,16 @@ from zico.device.userfault import PROTECTED, WRITES
 from zico.paging.blocks import (
     ABSENT,
     CLEAN,
-    COMING,
     DONE,
-    DROPPING,
-    FILLING,
-    LEAVING,
     LOST,
     OUT,
-    PUNCHING,
     WRITTEN,
     allowed,
     bring_in,
     copy_ahead,
-    drop,
     everything_fits,
-    finish_leaving,
     frames,
     give_region_back,
-    length_of,
     let_stay,
     let_write,
     live_of,
@@ -58,10 +46,7 @@ from zico.paging.blocks import (
     page_table_of,
     paging_of,
     put_out,
-    stack_of,
-    start_of_block,
     states_of,
-    tickets_of,
     user_of,
     wake,
 )
@@ -75,88 +60,13 @@ from zico.paging.needed_next import (
     note_execution,
     note_fault,
 )
-from zico.paging.page_table import LEAST, NO_TICKET, PAGER, RING, block_of, is_birth
-from zico.paging.residency import (
-    is_expected,
-    note_active,
-    note_arrival,
-    note_inactive,
-    note_written,
-    release,
-    was_written,
-)
+from zico.paging.page_table import LEAST, PAGER, RING, block_of, is_birth
+from zico.paging.residency import is_expected, note_active, note_inactive, release, was_written
 from zico.paging.tuning import note_iteration, note_lost
 from zico.pool.layout import MEMBER, job_at
-from zico.tiers import stores
 
 if TYPE_CHECKING:
     from zico.paging.page_table import PagerRecord
-
-
-# -- taking over -----------------------------------------------------------------------------------
-
-
-@compiled
-def take_over(pager: PagerRecord) -> None:
-    """Bring every block that a dead pager had in hand into a state to go on from, and wake whoever waits."""
-    keep_out_of_line()
-    table = page_table_of(pager)
-    states = states_of(pager)
-    table.resident = 0
-    table.out_now = 0
-    for block in range(table.n_blocks):
-        table.out_now += int(states[block] == OUT)
-        if states[block] in (ABSENT, OUT):
-            continue
-        table.resident += 1
-        note_arrival(paging_of(pager), block)
-        if states[block] != CLEAN:
-            note_written(paging_of(pager), block)
-    for block in range(table.n_blocks):
-        _go_on(pager, block, states[block])
-        if states[block] in (ABSENT, WRITTEN):
-            tickets_of(pager)[block] = NO_TICKET
-    stores.keep_only(stack_of(pager), tickets_of(pager))
-    userfault.wake(user_of(pager), table.window, table.n_blocks << table.block_shift)
-
-
-@inlined
-def _go_on(pager: PagerRecord, block: int, state: int) -> None:
-    """Take up what a dead pager was doing with a block."""
-    states = states_of(pager)
-    user = user_of(pager)
-    if state == LEAVING:  # nothing is in the tier yet, and nobody has written to the pages
-        states[block] = WRITTEN
-    elif state == PUNCHING:
-        finish_leaving(pager, block)
-    elif state == DROPPING:
-        drop(pager, block)
-    elif state == FILLING:
-        userfault.zero(user, start_of_block(pager, block), length_of(pager))
-        states[block] = WRITTEN
-    elif state == COMING:
-        _come_again(pager, block)
-    if states[block] == WRITTEN:
-        userfault.protect(user, start_of_block(pager, block), length_of(pager), 0)
-
-
-@compiled
-def _come_again(pager: PagerRecord, block: int) -> None:
-    """Put in what is missing of a block. The job may have written to the rest: the ticket is worth nothing then."""
-    source = stores.where(stack_of(pager), tickets_of(pager)[block])
-    status = 0
-    if source == 0:
-        source = pager.bounce_address
-        status = stores.get(stack_of(pager), tickets_of(pager)[block], source, length_of(pager))
-    if status != 0:  # whoever touches it learns so: it is out, and cannot be had back
-        page_table_of(pager).error = status
-        finish_leaving(pager, block)
-        return
-    userfault.fill(user_of(pager), start_of_block(pager, block), source, length_of(pager), 0)
-    states_of(pager)[block] = WRITTEN
-
-
-# -- the loop --------------------------------------------------------------------------------------
 
 
 IDLE_MS = 50
@@ -249,7 +159,7 @@ def _starve(pager: PagerRecord, block: int) -> None:
     if now_ns - pager.starving_since_ns > pager.starving_limit_ns:
         give_up(pager, block)
         return
-    userfault.await_any(user_of(pager), (pager.wake_fd, -1, -1), LOOK_MS)
+    userfault.await_any(user_of(pager), (pager.wake_fd, -1), LOOK_MS)
     wake(pager, block)
 
 
@@ -397,7 +307,6 @@ def _prefetch(pager: PagerRecord, block: int) -> bool:
         release(paging, block)
         return False
     status = bring_in(pager, block, comes_writable(pager, block), 0)
-    page_table_of(pager).prefetched += status == DONE
     if status != DONE:
         release(paging, block)
     return status == DONE
@@ -405,21 +314,16 @@ def _prefetch(pager: PagerRecord, block: int) -> bool:
 
 # -- the loop --------------------------------------------------------------------------------------
 
-STOPPED = 0
-
 
 @entry(PAGER)
-def page(pager: PagerRecord) -> int:
-    """Serve the job's faults until told to stop; takes over what another pager has left."""
-    table = page_table_of(pager)
+def page(pager: PagerRecord) -> None:
+    """Serve the job's faults as long as it lives, or until told to stop."""
     user = user_of(pager)
     pager.runs = 1
-    take_over(pager)
     _look_at_all(pager)
-    pager.events = table.events
     timeout_ms = 0
     while pager.stops == 0:
-        found = userfault.await_any(user, (user.descriptor, pager.wake_fd, -1), timeout_ms)
+        found = userfault.await_any(user, (user.descriptor, pager.wake_fd), timeout_ms)
         if found & 2:
             call(pager.read, (pager.wake_fd, pager.drain_address, 8))
         _stand_still(pager)
@@ -432,7 +336,6 @@ def page(pager: PagerRecord) -> int:
             _report(pager, monotonic_ns() - began_ns if ahead else 0)
         slower_ms = LOOK_MS if moved or timeout_ms < LOOK_MS else min(2 * timeout_ms, IDLE_MS)
         timeout_ms = 0 if busy else slower_ms
-    return STOPPED
 
 
 @inlined
@@ -443,19 +346,5 @@ def _stand_still(pager: PagerRecord) -> None:
     while number != 0 and pager.stops == 0:
         release_fence()
         table.stands = number
-        userfault.await_any(user_of(pager), (pager.wake_fd, -1, -1), LOOK_MS)
+        userfault.await_any(user_of(pager), (pager.wake_fd, -1), LOOK_MS)
         number = table.holds
-
-
-@entry(PAGER, int)
-def stand_by(pager: PagerRecord, broker_pidfd: int) -> int:
-    """Wait in the job until the broker is dead, or lets go, and be the pager from then on."""
-    table = page_table_of(pager)
-    pager.runs = 1
-    while pager.stops == 0:
-        found = userfault.await_any(user_of(pager), (broker_pidfd, -1, -1), IDLE_MS)
-        if found & 1 or table.pager_pid == 0:
-            table.pager_pid = table.pid
-            table.takeovers += 1
-            return page(pager)
-    return STOPPED

@@ -1,18 +1,15 @@
-"""What a paged job and its pager share.
+"""What a job's heap and its pager share.
 
-One memfd, the job's *shared page table*, holds a ``PAGE_TABLE`` and arrays; another one, its
-*memory*, the pages of its window. A block of the window is a piece of both, at
-``block << block_shift``::
+The *shared page table* is a ``PAGE_TABLE`` and arrays; the job's *memory* is a memfd with the pages
+of its window. A block of the window is a piece of both, at ``block << block_shift``::
 
     states   i4 * n_blocks    written by the pager        live    i4 * n_blocks    written by the heap
     tickets  i4 * n_blocks    written by the pager        births  i4 * n_blocks    written by the heap
     kept     i4 * n_blocks    written by the pager        ring    i8 * RING        written by the heap
     regions  i4 * n_regions   filled by the heap, emptied by the pager in one step
 
-There is one pager at a time: the broker's, after its death the job's own. What it writes is enough
-for the next one to go on, whatever instruction the last one died at.
-
-A pager keeps a record for itself (``PagerRecord``): addresses differ from process to process.
+The pager is a thread of the job, and ends with it. What it needs besides is in a record of its own
+(``PagerRecord``).
 """
 
 from __future__ import annotations
@@ -25,9 +22,6 @@ from zico.base.records import I4, I8, Numbers, Record, dtype_of
 
 # -- shared page table -----------------------------------------------------------------------------
 
-
-MAGIC = 0x5A49434F_50414745  # "ZICOPAGE"
-VERSION = 5
 
 RING = 1 << 14
 """Events that a pager may be behind; further back they are lost, and only prefetching suffers."""
@@ -70,41 +64,26 @@ def block_of(event: int) -> int:
 
 
 class State(enum.IntEnum):
-    """Where a block's contents are, and what is being done with it."""
+    """Where a block's contents are, between two of the pager's steps."""
 
     ABSENT = 0
     """Nowhere: nothing was written to it, or what was there nobody needs. Reads as zeros."""
-    FILLING = 1
-    """Zeros are being put in where pages are missing."""
-    WRITTEN = 2
+    WRITTEN = 1
     """In its pages alone, which the job may write to."""
-    CLEAN = 3
+    CLEAN = 2
     """In its pages, which are write-protected, and under its ticket in the tier."""
-    LEAVING = 4
-    """In its pages, which are write-protected and being copied; the ticket means nothing yet."""
-    PUNCHING = 5
-    """Under its ticket; the pages are being given back."""
-    OUT = 6
+    OUT = 3
     """Under its ticket alone."""
-    COMING = 7
-    """Under its ticket, and in those of its pages that are there."""
-    DROPPING = 8
-    """Nobody needs it; the pages are being given back."""
 
 
 class PageTable(Record):
     """What both sides know of the job's pages."""
 
-    magic: I8
-    version: I8
     n_blocks: I8
     block_shift: I8
     n_regions: I8
     region_shift: I8
     window: I8  # where it begins in the job
-    flags: I8  # parts of zico.paging.layout that are on
-    reach: I8  # zico.device.userfault.Reach
-    pid: I8  # of the job
     # Written by the heap.
     events: I8  # ever put in the ring
     acquired: I8  # regions, ever
@@ -116,27 +95,20 @@ class PageTable(Record):
     holds: I4  # number of the fork that wants the pager to stand still, 0: none does
     stands: I4  # written by the pager: number of the last fork that it has stood still for
     # Written by the pager.
-    pager_pid: I8
-    takeovers: I8
     returned: I8  # regions, ever
     yielded: I8  # of those that others were promised, ever
     resident: I8  # blocks that have pages, or are about to
     peak_resident: I8
     out_now: I8  # blocks whose contents are in the tier alone
-    error: I8  # errno of the first failure that data was lost by, or 0
-    refused: I8  # times the tier took nothing
     # Counted, ever.
     faults: I8  # on what was missing
     iteration: I8  # the present one
     late: I8  # faults on what was about to be prefetched
-    prefetched: I8
     evicted: I8  # copied out
     dropped: I8  # given up without a copy: unchanged, or nothing lives there
     out_bytes: I8
     in_bytes: I8
     waited_ns: I8  # between a fault's arrival here and its end
-    degree: I8  # executions that the chain is ahead, at first
-    padding: Annotated[Numbers, "i8", (3,)]
 
 
 PAGE_TABLE = dtype_of(PageTable)
@@ -168,7 +140,7 @@ them the victim of the next fault, the instruction would fault for ever."""
 
 
 class PagerRecord(Record):
-    """One process's way to one paged job."""
+    """What the pager needs besides."""
 
     page_table_address: I8
     states_address: I8
@@ -179,7 +151,7 @@ class PagerRecord(Record):
     regions_address: I8
     ring_address: I8
     memory_fd: I8
-    memory_address: I8  # of this process's own mapping, by which nothing is ever touched that is missing
+    memory_address: I8  # of a second mapping, by which nothing is ever touched that is missing
     user_address: I8  # USERFAULT record
     stack_address: I8  # STACK record of the tiers
     paging_address: I8  # PAGING record
@@ -199,12 +171,12 @@ class PagerRecord(Record):
     recent: Annotated[Numbers, "i4", (RECENT,)]  # the last ones, which do not leave
     starving_since_ns: I8  # a fault waits for room, 0: none does
     starving_limit_ns: I8
-    stops: I8  # set from Python: the loop is to end
+    stops: I8  # set by tests: the loop is to end
     runs: I8  # the thread is in compiled code, and needs nothing that a thread that faults may hold
     gave_up: I8  # blocks ever that nobody can have back
     message_address: I8  # what is said when data is lost
     message_bytes: I8
-    pid: I8  # whose pages they are, by the number that it has in the pager's pid namespace
+    pid: I8
     write: I8
     kill: I8
 

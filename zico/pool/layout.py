@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 15
+VERSION = 16
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -220,6 +220,7 @@ class Job(Record):
     dropped_bytes: I8  # let go without a copy, ever
     making_ns: I8  # its threads made again what was dropped
     managed_bytes: I8  # of managed memory that is its window on a GPU, 0: none
+    pages_fd: I8  # its process's descriptor of its own pages on the host, 0: it does not page
     group: I8  # equal for the ranks of one group, 0: none; this and what follows: zico.pool.groups
     round: I8  # the last common start of its group that it took part in
     uneven: I8  # starts in a row for which it has waited for its group in vain

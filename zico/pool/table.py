@@ -309,12 +309,6 @@ class PoolTable:
         message = f"all {MAX_JOBS} places of the pool are taken: start {name!r} when a job has ended"
         raise BrokerError(message)
 
-    def member_of(self, job: int) -> Any:  # noqa: ANN401 - a MEMBER record in an array of one
-        """Return a member record with which this process acts for a job; valid while the table is open."""
-        member = self.member.copy()
-        member[0]["job"] = job
-        return member
-
     def mark_leaving(self, job: int) -> None:
         """Grant a job nothing more; it keeps what it holds until ``reap``."""
         deaths.leave(self.member[0], job)

@@ -21,7 +21,6 @@ LONGEST_NAME = "\N{WHITE MEDIUM STAR}" * m.MAX_NAME_CHARS
 CLIENT_EXAMPLES: tuple[m.ClientMessage, ...] = (
     m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=1, framework="torch", limit_bytes=m.MAX_SIZE_BYTES, save="page"),
     m.MoreRequest(),
-    m.Pages(wait_limit_s=m.MAX_WAIT_S),
     m.Outside(name="a", pid=1, framework="torch", reason="why"),
     m.Observe(m.PROTOCOL_VERSION),
     m.StatusRequest(),
@@ -134,7 +133,6 @@ WELCOME = m.Welcome(
 BROKER_EXAMPLES: tuple[m.BrokerMessage, ...] = (
     WELCOME,
     m.More(first=m.WELCOME_FDS, count=1),
-    m.Paged("no"),
     m.Refused("full"),
     m.ErrorReply("nonsense"),
     STATUS,

@@ -20,7 +20,6 @@ from zico.tiers.destinations import TierWish
 from zico.tiers.stack import TierStack
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Sequence
 
 BLOCK_BYTES = 1 << 16
@@ -49,9 +48,8 @@ class PagedWindow:
         starving_s: float = 60.0,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """Make it; no pager runs yet."""
+        """Make it and start its pager."""
         self.block_bytes = block_bytes
-        self._starving_s = starving_s
         with contextlib.ExitStack() as undo:
             self.pool = undo.enter_context(
                 PoolTable.create(
@@ -59,7 +57,8 @@ class PagedWindow:
                 )
             )
             self.job = self.pool.join(os.getpid(), "window")
-            self.member = self.pool.member_of(self.job)
+            self.member = self.pool.member.copy()
+            self.member[0]["job"] = self.job
             window = undo.enter_context(HostDriver().reserve((blocks + 32) * block_bytes))
             self.base = -(-window.handle // block_bytes) * block_bytes
             self.tiers = undo.enter_context(TierStack.create(tiers, block_bytes=block_bytes))
@@ -74,9 +73,9 @@ class PagedWindow:
             self.allow(frames)
             for block in range(blocks):
                 self.use(block)
-            self.pager: Pager | None = None
-            self._thread: threading.Thread | None = None
-            undo.callback(self.end_pager)
+            self.pager = Pager(self.memory, self.member, starving_s)
+            self._thread = self.pager.start()
+            undo.callback(self._end_pager)
             self._undo = undo.pop_all()
 
     # -- what the heap does ------------------------------------------------------------------------
@@ -115,27 +114,15 @@ class PagedWindow:
         """Return the blocks whose pages the kernel has."""
         return os.fstat(self.memory.memory_fd).st_blocks * 512 // self.block_bytes
 
-    # -- the pager ---------------------------------------------------------------------------------
-
-    def begin_pager(self) -> None:
-        """Start a thread that serves faults, with nothing but what the last one has left in the page table."""
-        self.pager = Pager(self.memory.export(), self.member, self._starving_s)
-        self._thread = self.pager.start(self.pager.run)
-
-    def end_pager(self) -> None:
-        """Stop it."""
-        if self.pager is not None and self._thread is not None:
-            self.pager.stop()
-            self._thread.join(JOIN_S)
-            assert not self._thread.is_alive()
-            self.pager.close()
-            self.pager = None
+    def _end_pager(self) -> None:
+        self.pager.stop()
+        self._thread.join(JOIN_S)
+        assert not self._thread.is_alive()
 
     def __enter__(self) -> Self:
-        """Start a pager."""
-        self.begin_pager()
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop it and take everything away."""
+        """Stop the pager and take everything away."""
         self._undo.close()

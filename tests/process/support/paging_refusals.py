@@ -19,6 +19,7 @@ from zico.heap import allocator
 from zico.heap.layout import HEAP_RECORD
 from zico.job.paged_job import open_heap
 from zico.job.settings import JobSettings
+from zico.paging.page_table import State
 from zico.pool.table import PoolTable
 from zico.tiers.destinations import TierWish
 from zico.tiers.stack import TierStack
@@ -99,7 +100,7 @@ def user_mode() -> None:
             window.blocks[block] = block
         for block in range(BLOCKS):
             assert (window.blocks[block] == block).all()
-        out = next(i for i in range(BLOCKS) if window.array("states_address")[i] == 6)
+        out = next(i for i in range(BLOCKS) if window.array("states_address")[i] == State.OUT)
         zeros = os.open("/dev/zero", os.O_RDONLY)
         try:
             os.readv(zeros, [window.blocks[out]])
@@ -115,8 +116,7 @@ def broken_tier() -> None:
     with PagedWindow(FRAMES, tiers=[TierWish("file", 2 * BLOCKS * BLOCK_BYTES)]) as window:
         for block in range(BLOCKS):
             window.blocks[block] = block
-        assert window.pager is not None
-        store = window.pager.tiers.record["tiers"][0][0]
+        store = window.tiers.record["tiers"][0][0]
         store["descriptor"] = os.open(f"/proc/self/fd/{int(store['descriptor'])}", os.O_WRONLY)
         print("found", np.unique(window.blocks), flush=True)  # noqa: T201 - never reached
 

@@ -59,6 +59,14 @@ def give(pool: Record, array: Record, _other: int, stop: int) -> None:
 
 
 @entry(MEMBER, [np.int32], int, int)
+def give_unused(pool: Record, array: Record, _other: int, stop: int) -> None:
+    """Give two regions back that had no pages, as a pager does."""
+    stop_here(stop)
+    regions.give_back_unused(pool, array, 2)
+    stop_here(stop)
+
+
+@entry(MEMBER, [np.int32], int, int)
 def guard(pool: Record, array: Record, _other: int, stop: int) -> None:
     """Release two regions with a fence."""
     stop_here(stop)
@@ -123,7 +131,7 @@ def bury(pool: Record, _array: Record, other: int, stop: int) -> None:
     stop_here(stop)
 
 
-OPERATIONS = {f.__name__: f for f in (take, give, guard, come_back, beg, finish, wait, admit, leave, bury)}
+OPERATIONS = {f.__name__: f for f in (take, give, give_unused, guard, come_back, beg, finish, wait, admit, leave, bury)}
 OF_THE_BROKER = ("admit", "leave", "bury")
 
 

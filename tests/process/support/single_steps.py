@@ -1,9 +1,8 @@
 """Children that are killed at chosen machine instructions: forked, run by single steps of ptrace(2), killed there.
 
-What the scripts ``pool_victims.py``, ``tier_victims.py`` and ``pager_victims.py`` share, each of
-which is a process of its own with one thread: ``SCRIPT TRIALS [OPERATION ...]``. The instructions
-are spread over the whole operation, which stands between two ``stop_here``. Prints a line of JSON
-for each operation.
+What the scripts ``pool_victims.py`` and ``tier_victims.py`` share, each of which is a process of
+its own with one thread: ``SCRIPT TRIALS [OPERATION ...]``. The instructions are spread over the
+whole operation, which stands between two ``stop_here``. Prints a line of JSON for each operation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who may say what when: one table for both ends of a connection, and no sockets.
 
     NEW --Hello--> JOINING --Welcome--> MEMBER --Goodbye--> CLOSED
-    MEMBER --MoreRequest--> MORE_DUE --More--> MEMBER              (likewise Pages and Paged)
+    MEMBER --MoreRequest--> MORE_DUE --More--> MEMBER
     NEW --Outside--> CLOSED
     NEW --Observe--> OBSERVER --StatusRequest--> STATUS_DUE --Status--> OBSERVER      (likewise for Report, and Change)
 
@@ -153,7 +153,6 @@ class State(enum.Enum):
     JOINING = "joining"
     MEMBER = "member"
     MORE_DUE = "more due"
-    PAGES_DUE = "pages due"
     OBSERVER = "observer"
     STATUS_DUE = "status due"
     REPORT_DUE = "report due"
@@ -163,7 +162,7 @@ class State(enum.Enum):
 
 _BY_CLIENT: dict[State, dict[type[Any], State]] = {
     State.NEW: {m.Hello: State.JOINING, m.Outside: State.CLOSED, m.Observe: State.OBSERVER},
-    State.MEMBER: {m.MoreRequest: State.MORE_DUE, m.Pages: State.PAGES_DUE, m.Goodbye: State.CLOSED},
+    State.MEMBER: {m.MoreRequest: State.MORE_DUE, m.Goodbye: State.CLOSED},
     State.OBSERVER: {
         m.StatusRequest: State.STATUS_DUE,
         m.ReportRequest: State.REPORT_DUE,
@@ -174,7 +173,6 @@ _BY_CLIENT: dict[State, dict[type[Any], State]] = {
 _BY_BROKER: dict[State, dict[type[Any], State]] = {
     State.JOINING: {m.Welcome: State.MEMBER},
     State.MORE_DUE: {m.More: State.MEMBER},
-    State.PAGES_DUE: {m.Paged: State.MEMBER},
     State.STATUS_DUE: {m.Status: State.OBSERVER},
     State.REPORT_DUE: {m.Report: State.OBSERVER},
     State.CHANGE_DUE: {m.Changed: State.OBSERVER},

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from zico.base.settings import DEFAULT_LOG_LEVEL
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 128 * 1024
@@ -28,9 +28,6 @@ FDS_PER_MESSAGE = 128
 """Descriptors that travel with a ``More`` at most; the kernel passes on 253 at most (SCM_MAX_FD, unix(7))."""
 MAX_FDS = 1 << 20
 """Descriptors that can be announced: no process may open more, unless fs.nr_open was raised (proc(5))."""
-
-MAX_PAGES_FDS = 16
-"""Descriptors that travel with a ``Pages`` at most: what a pager needs, and those of the tiers."""
 
 STATUS_SCHEMA = "zico.status.v1"
 
@@ -202,19 +199,6 @@ class More(msgspec.Struct, frozen=True, tag="more"):
     first: Count
     """How many came before."""
     count: Annotated[int, Meta(ge=1, le=FDS_PER_MESSAGE)]
-
-
-class Pages(msgspec.Struct, frozen=True, tag="pages"):
-    """Hand a member's pages over: the broker is to serve its faults, by the descriptors that travel with this."""
-
-    wait_limit_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)]
-    """How long a fault waits for room."""
-
-
-class Paged(msgspec.Struct, frozen=True, tag="paged"):
-    """Tell that it does, or why not: then the job is its own pager."""
-
-    refused: Text = ""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -441,6 +425,6 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     """The latest ``MAX_OUTSIDERS`` that told so."""
 
 
-ClientMessage = Hello | MoreRequest | Pages | Outside | Observe | StatusRequest | ReportRequest | Change | Goodbye
-BrokerMessage = Welcome | More | Paged | Refused | ErrorReply | Status | Report | Changed
+ClientMessage = Hello | MoreRequest | Outside | Observe | StatusRequest | ReportRequest | Change | Goodbye
+BrokerMessage = Welcome | More | Refused | ErrorReply | Status | Report | Changed
 Message = ClientMessage | BrokerMessage
