@@ -17,19 +17,18 @@ from zico.lab.simulator.compare import Pool, horizon_of, simulate
 from zico.lab.simulator.device_models import device_model_named
 from zico.lab.simulator.jobs_file import finest_region
 from zico.lab.simulator.paging_simulation import by_paging
-from zico.lab.simulator.saving import over, simulate_saving
-from zico.lab.simulator.ways_to_save import by_planner
+from zico.lab.simulator.points import by_planner
+from zico.lab.simulator.saving import SavingLoad, limited, loads_in_regions, over, simulate_saving
 from zico.planning.packing.from_trace import iteration_problem
-from zico.scheduler.curves import in_regions, profile_of
-from zico.scheduler.operating_points import limited
+from zico.scheduler.curves import profile_of
 from zico.scheduler.policies import policy_named
-from zico.scheduler.simulate import Load, peak_of
+from zico.scheduler.simulate import peak_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from zico.lab.simulator.compare import Result
-    from zico.scheduler.state import OperatingPoint
+    from zico.lab.simulator.saving import OperatingPoint
     from zico.trace.events import Trace
 
 QUESTION = "What do pairs gain on a V100 in half of the sum of their peaks that go on with less?"
@@ -39,28 +38,28 @@ POLICIES = ("serial", "zico")
 JOBS = 2
 
 
-def load_of(name: str, trace: Trace) -> tuple[Load, dict[str, float]]:
-    """Return a traced job in bytes, with all its ways to go on with less, and what they took to make."""
+def load_of(name: str, trace: Trace) -> tuple[SavingLoad, dict[str, float]]:
+    """Return a traced job in bytes, with all its operating points, and what they took to make."""
     found = iteration_problem(trace)
     tick_ns = found.problem.tick_ns
     if tick_ns is None:
         raise ValueError(f"the trace of {name} has no times")
     profile = profile_of(found.iteration.live_bytes[: len(tick_ns) - 1], tick_ns)
     device = device_model_named(DEVICE)
-    less: list[OperatingPoint] = []
+    points: list[OperatingPoint] = []
     took_s = {}
     for how, make in (("swap", functools.partial(by_planner, "flow")), ("page", by_paging)):
         began_s = time.process_time()
-        less += make(trace, device.copy_bytes_per_s, JOBS)
+        points += make(trace, device.copy_bytes_per_s, JOBS)
         took_s[how] = time.process_time() - began_s
-    return Load(name, profile, min(profile.held), less=tuple(less)), took_s
+    return SavingLoad(name, profile, min(profile.held), points=tuple(points)), took_s
 
 
-def pair(one: Load, other: Load) -> dict[str, Any]:
+def pair(one: SavingLoad, other: SavingLoad) -> dict[str, Any]:
     """Simulate two jobs in half of the sum of their peaks."""
     both = (one, other)
     region_bytes = finest_region(both)
-    loads = in_regions(both, region_bytes, whole=False)
+    loads = loads_in_regions(both, region_bytes, whole=False)
     budget = int(SHARE * sum(map(peak_of, both))) // region_bytes
     row: dict[str, Any] = {"jobs": [one.name, other.name], "budget_bytes": budget * region_bytes}
     pool, horizon = Pool(budget, device_model_named(DEVICE), region_bytes), horizon_of(loads)
@@ -68,21 +67,25 @@ def pair(one: Load, other: Load) -> dict[str, Any]:
     row["too large"] = [peak_of(load) > budget for load in loads]
     for name in POLICIES:
         row[name] = _figures(over(simulate(policy_named(name), forced, pool, horizon), loads, forced))
-    result, less = simulate_saving(loads, pool, horizon)
+    result, points = simulate_saving(loads, pool, horizon)
     row["auto"] = _figures(result)
     row["less"] = [
-        way
-        and {"how": way.how, "share": way.limit / peak_of(load), "slower": way.duration_ns / load.profile.duration_ns}
-        for load, way in zip(loads, less, strict=True)
+        point
+        and {
+            "how": point.how,
+            "share": point.limit / peak_of(load),
+            "slower": limited(load, point).profile.duration_ns / load.profile.duration_ns,
+        }
+        for load, point in zip(loads, points, strict=True)
     ]
     return row
 
 
-def _that_fits(load: Load, budget: int) -> Load:
-    """Return a job as it is, or by its fastest way where it is larger than the budget even alone."""
+def _that_fits(load: SavingLoad, budget: int) -> SavingLoad:
+    """Return a job as it is, or at its fastest point where it is larger than the budget even alone."""
     if peak_of(load) <= budget:
         return load
-    return limited(load, min((way for way in load.less if way.limit <= budget), key=lambda way: way.duration_ns))
+    return limited(load, min((one for one in load.points if one.limit <= budget), key=lambda one: one.duration_ns))
 
 
 def _figures(result: Result) -> dict[str, Any]:
@@ -199,7 +202,7 @@ def main() -> int:
     for name in names:
         load, took_s = load_of(name, zoo.zoo_trace(zoo.ZOO[name], DEVICE))
         common.note(
-            f"{name}: {len(load.less)} ways, {took_s['swap']:.1f} s for plans, {took_s['page']:.1f} s for paging"
+            f"{name}: {len(load.points)} points, {took_s['swap']:.1f} s for plans, {took_s['page']:.1f} s for paging"
         )
         loads.append(load)
         peak, alone_ns = peak_of(load), load.profile.duration_ns
@@ -207,7 +210,7 @@ def main() -> int:
             "peak_bytes": peak,
             "iteration_s": alone_ns / 1e9,
             "cpu_s": took_s,
-            "ways": [[way.how, way.among, way.limit / peak, way.duration_ns / alone_ns] for way in load.less],
+            "ways": [[way.how, way.among, way.limit / peak, way.duration_ns / alone_ns] for way in load.points],
         }
     result["pairs"] = []
     for one, other in itertools.combinations_with_replacement(loads, 2):

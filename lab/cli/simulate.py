@@ -14,7 +14,7 @@ import click
 from zico.base.errors import ConfigError, ProblemError
 from zico.base.units import format_bytes, parse_size
 from zico.cli.options import STDOUT, errors_end_with
-from zico.lab.simulator.ways_to_save import NONE, SWAP, ways_of
+from zico.lab.simulator.points import NONE, SWAP, points_of
 from zico.planning.saving.registry import SAVES
 from zico.report.console import TextConsole
 from zico.scheduler.policies import POLICIES, policy_named
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from zico.lab.report.simulation import SimulatedRow, SimulationReport
     from zico.lab.simulator.compare import Horizon, Pool, Result
-    from zico.lab.simulator.jobs_file import Ways
+    from zico.lab.simulator.jobs_file import PointsOf
+    from zico.lab.simulator.saving import SavingLoad
     from zico.scheduler.device_model import DeviceModel
     from zico.scheduler.packed import Compiled
-    from zico.scheduler.simulate import Load
 
 
 # -- what ``zico simulate`` is asked: jobs, budgets, policies and a device, read and checked -------
@@ -53,30 +53,30 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Means:
-    """How jobs may go on with less."""
+    """How jobs may save."""
 
     policies: tuple[str, ...]
     save: str
     """One of ``SAVES``."""
 
     @property
-    def need(self) -> Callable[[Load], int]:
+    def need(self) -> Callable[[SavingLoad], int]:
         """Return what a job cannot do without: its peak, unless all policies let it go on with less."""
         from zico.lab.simulator.jobs_file import least_of
         from zico.scheduler.simulate import peak_of
 
         return least_of if set(self.policies) == {AUTO} else peak_of
 
-    def ways(self, copy_bytes_per_s: float) -> Ways | None:
-        """Return what makes ways of a trace over a link, ``None`` where nobody is to go on with less."""
-        return ways_of(self.save if AUTO in self.policies else NONE, copy_bytes_per_s)
+    def points_of(self, copy_bytes_per_s: float) -> PointsOf | None:
+        """Return what makes operating points of a trace over a link, ``None`` where nobody saves."""
+        return points_of(self.save if AUTO in self.policies else NONE, copy_bytes_per_s)
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
     """What is simulated, whatever the policy and the budget."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[SavingLoad, ...]
     """In regions."""
     region_bytes: int
     device: DeviceModel
@@ -150,20 +150,20 @@ def work_of(
     from zico.lab.simulator.compare import check_fits, check_guarantees
     from zico.lab.simulator.device_models import device_model_named
     from zico.lab.simulator.jobs_file import finest_region, read_jobs
-    from zico.scheduler.curves import in_regions
+    from zico.lab.simulator.saving import loads_in_regions
     from zico.scheduler.shares import check
     from zico.scheduler.simulate import peak_of
 
     text, where, folder = _source(jobs)
     device = device_model_named(device_model)
-    in_bytes = read_jobs(text, where, folder, region_bytes or 1, means.ways(device.copy_bytes_per_s))
+    in_bytes = read_jobs(text, where, folder, region_bytes or 1, means.points_of(device.copy_bytes_per_s))
     check(in_bytes)
     whole_bytes = sum(map(peak_of, in_bytes))
     if whole_bytes == 0:
         raise ConfigError(f"{where}: no job holds memory: give a curve with bytes")
     budgets = _budgets(budget, whole_bytes)
     unit = region_bytes or finest_region(in_bytes)
-    loads = in_regions(in_bytes, unit, whole=region_bytes is not None)
+    loads = loads_in_regions(in_bytes, unit, whole=region_bytes is not None)
     for one in budgets:
         if region_bytes is None:
             check_fits(in_bytes, one.size_bytes, 1, need=means.need)
@@ -387,16 +387,16 @@ def _result(work: Work, name: str, budget: Budget) -> Result | str:
 
 
 def _saving(work: Work, budget: Budget, notes: list[str]) -> Result:
-    """Return what the jobs come to where each waits, or goes on with less, whichever is better; says which."""
-    from zico.lab.simulator.saving import simulate_saving
+    """Return what the jobs come to by turns or with their shares of the budget; says who saves."""
+    from zico.lab.simulator.saving import limited, simulate_saving
 
-    result, less = simulate_saving(work.loads, work.pool(budget), work.horizon(None), seed=work.seed)
-    for load, way in zip(work.loads, less, strict=True):
-        if way is not None:
-            longer = way.duration_ns / load.profile.duration_ns
-            limit = format_bytes(way.limit * work.region_bytes)
+    result, points = simulate_saving(work.loads, work.pool(budget), work.horizon(None), seed=work.seed)
+    for load, point in zip(work.loads, points, strict=True):
+        if point is not None:
+            longer = limited(load, point).profile.duration_ns / load.profile.duration_ns
+            limit = format_bytes(point.limit * work.region_bytes)
             notes.append(
-                f"{AUTO} at {format_bytes(budget.size_bytes)}: {load.name} trains in {limit} with --save {way.how}; "
+                f"{AUTO} at {format_bytes(budget.size_bytes)}: {load.name} trains in {limit} with --save {point.how}; "
                 f"alone, its iteration takes {longer:.2f} times as long"
             )
     return result

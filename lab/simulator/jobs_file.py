@@ -19,14 +19,15 @@ import msgspec
 from zico.base.decoding import WRONG
 from zico.base.errors import ConfigError, ZicoError
 from zico.base.units import format_bytes, parse_size
+from zico.lab.simulator.saving import OperatingPoint, SavingLoad
 from zico.scheduler.curves import held_in_regions, profile_of, profile_of_points
 from zico.scheduler.shares import floor_of
-from zico.scheduler.simulate import Load, LoadPhase, peak_of
-from zico.scheduler.state import OperatingPoint, Profile
+from zico.scheduler.simulate import LoadPhase, peak_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from zico.scheduler.state import Profile
     from zico.trace.events import Trace
 
 
@@ -60,8 +61,8 @@ GIVE = {
 _MOST_ITERATIONS = 1 << 40
 _MISSING = re.compile("missing required field `(.+?)`")
 Bytes = int | float | str
-Ways = Callable[["Trace", int], tuple[OperatingPoint, ...]]
-"""How the job of a trace goes on with less, in bytes, beside so many jobs, itself included."""
+PointsOf = Callable[["Trace", int], tuple[OperatingPoint, ...]]
+"""Makes the operating points of a trace's job, in bytes, beside so many jobs, itself included."""
 
 
 class ShapeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,8 +99,8 @@ Entry = TypeVar("Entry", bound=ShapeEntry)
 
 
 def read_jobs(
-    text: str | bytes, where: str, folder: Path, region_bytes: int = 1, ways: Ways | None = None
-) -> tuple[Load, ...]:
+    text: str | bytes, where: str, folder: Path, region_bytes: int = 1, points_of: PointsOf | None = None
+) -> tuple[SavingLoad, ...]:
     """Return the jobs that a JSON text describes, in bytes: a region is a byte.
 
     Args:
@@ -108,8 +109,8 @@ def read_jobs(
         folder: What the paths of traces are relative to.
         region_bytes: Into regions of which size tensors of a trace are laid; 1: their bytes alone
             count.
-        ways: How a job with a trace that says nothing of ``less`` can go on with less; by default:
-            not at all.
+        points_of: Makes the points of a job with a trace that says nothing of ``less``; by default
+            it has none.
 
     Raises:
         ConfigError: It is no JSON, or describes no jobs, or one that cannot be; the message says
@@ -125,7 +126,7 @@ def read_jobs(
     unknown = sorted(set(content) - {"jobs"})
     if unknown:
         raise ConfigError(f"{where}: {unknown[0]!r} is not a field of it: give {GIVE['jobs']}")
-    loads: list[Load] = []
+    loads: list[SavingLoad] = []
     traced: dict[str, Path] = {}
     for number, raw in enumerate(entries, 1):
         made = _job(where, number, raw, folder, region_bytes)
@@ -135,17 +136,17 @@ def read_jobs(
         if len(loads) > MOST_JOBS:
             raise ConfigError(f"{where}: describes more than {MOST_JOBS} jobs: give fewer")
     _check_together(loads, where)
-    if ways is None:
+    if points_of is None:
         return tuple(loads)
     from zico.trace.files import read_trace
 
-    known = {path: ways(read_trace(path), len(loads)) for path in dict.fromkeys(traced.values())}
+    known = {path: points_of(read_trace(path), len(loads)) for path in dict.fromkeys(traced.values())}
     return tuple(
-        dataclasses.replace(load, less=known[traced[load.name]] if load.name in traced else load.less) for load in loads
+        dataclasses.replace(load, points=known[traced[load.name]]) if load.name in traced else load for load in loads
     )
 
 
-def _check_together(loads: Sequence[Load], where: str) -> None:
+def _check_together(loads: Sequence[SavingLoad], where: str) -> None:
     seen: set[str] = set()
     for load in loads:
         if load.name in seen:
@@ -244,7 +245,7 @@ class _Reader(Generic[Entry]):
         return int(value)
 
 
-def _job(where: str, number: int, raw: Any, folder: Path, region_bytes: int) -> list[Load]:  # noqa: ANN401 - any JSON
+def _job(where: str, number: int, raw: Any, folder: Path, region_bytes: int) -> list[SavingLoad]:  # noqa: ANN401 - any JSON
     """Return one job, as often as it says."""
     name = raw.get("name") if isinstance(raw, dict) else None
     called = repr(name) if isinstance(name, str) and name else str(number)
@@ -252,7 +253,7 @@ def _job(where: str, number: int, raw: Any, folder: Path, region_bytes: int) -> 
     entry = reader.entry
     reader.check(_job_holds(entry))
     profile, persistent = reader.shape(folder, region_bytes)
-    load = Load(
+    load = SavingLoad(
         entry.name or (Path(entry.trace).name.split(".")[0] if entry.trace else f"job-{number}"),
         profile,
         persistent,
@@ -263,7 +264,7 @@ def _job(where: str, number: int, raw: Any, folder: Path, region_bytes: int) -> 
         weight=entry.weight,
         priority=entry.priority,
         phases=tuple(_phases(reader.where, entry.phases, folder, region_bytes)),
-        less=tuple(_less(reader)),
+        points=tuple(_points(reader)),
     )
     if entry.count == 1:
         return [load]
@@ -282,7 +283,7 @@ def _job_holds(entry: JobEntry) -> dict[str, bool]:
     }
 
 
-def _less(reader: _Reader[JobEntry]) -> Iterator[OperatingPoint]:
+def _points(reader: _Reader[JobEntry]) -> Iterator[OperatingPoint]:
     for limit, iteration_s in reader.entry.less:
         if not _LEAST_S <= iteration_s <= _MOST_S:
             raise reader.error("less", f"has {iteration_s:g} for seconds", GIVE["iteration_s"])
@@ -318,12 +319,12 @@ def _traced(path: Path, region_bytes: int) -> tuple[Profile, int]:
     return profile_of(held, tick_ns[: len(held) + 1]), int(held.min())
 
 
-def least_of(load: Load) -> int:
+def least_of(load: SavingLoad) -> int:
     """Return the fewest regions with which a job can go on."""
-    return min([peak_of(load), *(less.limit for less in load.less)])
+    return min([peak_of(load), *(point.limit for point in load.points)])
 
 
-def finest_region(loads: Sequence[Load]) -> int:
+def finest_region(loads: Sequence[SavingLoad]) -> int:
     """Return the least power of two of bytes in which compiled policies can count all that the jobs hold."""
     together = sum(map(peak_of, loads))
     return int(1 << max(0, together.bit_length() - _UNITS))

@@ -34,7 +34,8 @@ from zico.base.errors import ConfigError, TraceError
 from zico.base.records import I4, I8, Record, dtype_of
 from zico.lab.packing.caching import reserved_by_caching
 from zico.lab.simulator.paging_workload import Naming, workload
-from zico.lab.simulator.ways_to_save import sharing
+from zico.lab.simulator.points import sharing
+from zico.lab.simulator.saving import POINT_SHARES, OperatingPoint
 from zico.paging.layout import (
     ALL,
     BLOCK_BYTES,
@@ -70,7 +71,6 @@ from zico.paging.residency import (
 )
 from zico.paging.tuning import note_iteration, note_lost
 from zico.planning.packing.from_trace import iteration_problem
-from zico.scheduler.state import POINT_SHARES, OperatingPoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -537,7 +537,7 @@ _FEWEST_BLOCKS = 16
 
 
 def by_paging(trace: Trace, copy_bytes_per_s: float, jobs: int) -> tuple[OperatingPoint, ...]:
-    """Return how a traced job goes on with less by paging, in bytes; nothing if the trace has no accesses.
+    """Return a traced job's operating points by paging, in bytes; nothing if the trace has no accesses.
 
     Args:
         trace: The trace.

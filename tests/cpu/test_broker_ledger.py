@@ -17,15 +17,14 @@ from hypothesis import strategies as st
 from zico.broker.accounting import Ledger, write_record
 from zico.broker.admission import RECHECK_NS, RETRY_NS, admit_all
 from zico.broker.notes import NOT_SEEN
-from zico.broker.operating_points import Savings
 from zico.broker.outside import OutsideFigures
 from zico.broker.pool_manager import SAMPLE_NS, TRIAL_LOOK_NS, PoolManager
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.speeds import Look
-from zico.broker.trials import Trials
+from zico.broker.trials import SavingTrial
 from zico.broker.views import ProfileCache, jobs_in, looks_of, mask_of, pool_view
-from zico.pool.layout import HEADER, JOB, MAX_JOBS, NO_MORE, NOBODY, JobState, SaveMode
+from zico.pool.layout import HEADER, JOB, MAX_JOBS, NO_MORE, NOBODY, Auto, JobState, SaveMode
 from zico.pool.table import PoolTable
 from zico.report.model import read_record
 from zico.scheduler.policies import policy_named
@@ -494,7 +493,7 @@ def test_who_does_not_save_is_promised_its_limit(save: m.SaveMode, promised: int
         assert (int(table.jobs[member.job]["limit"]), int(table.jobs[member.job]["promised"])) == (2, promised)
 
 
-def test_a_choice_on_trial_is_looked_at_though_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_on_trial_are_looked_at_though_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool manager decides again soon as long as the trial is open, and no longer."""
     with PoolTable.create(budget_bytes=4 * MIB, region_bytes=MIB, use_claims=False, self_admit=False) as table:
         manager = PoolManager(table, [], policy_named("serial"))
@@ -503,7 +502,7 @@ def test_a_choice_on_trial_is_looked_at_though_nobody_asks(monkeypatch: pytest.M
         )
         now_ns = time.monotonic_ns()
         for is_open in (True, False):
-            monkeypatch.setattr(Trials, "is_open", is_open)
+            monkeypatch.setattr(SavingTrial, "is_open", is_open)
             manager._evaluate(now_ns)
             assert manager._evaluate_at_ns == (now_ns + TRIAL_LOOK_NS if is_open else None)
 
@@ -524,16 +523,22 @@ def test_looks_take_a_small_share_of_a_processor(look_ns: int, again_ns: int, mo
         assert manager.due_ns == now_ns + again_ns
 
 
-def test_a_choice_that_would_not_be_tried_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To choose takes a processor's time, which jobs that fit would compute in."""
-    made: list[PoolView] = []
-    monkeypatch.setattr(Savings, "limits_for", lambda _savings, view: made.append(view) or {})
+@pytest.mark.parametrize("peak", [2, 5])
+@pytest.mark.parametrize("share", [0, 3])
+def test_who_holds_a_share_or_is_larger_than_the_budget_saves(
+    share: int, peak: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record says so, which lets it evict at its boundaries; else it waits as one that does not save."""
+    hello = m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=7, framework="torch", save="auto")
     with PoolTable.create(budget_bytes=4 * MIB, region_bytes=MIB, use_claims=False, self_admit=False) as table:
         manager = PoolManager(table, [], policy_named("serial"))
-        for asks in (True, False):
-            monkeypatch.setattr(Trials, "asks", asks)
-            manager._evaluate(time.monotonic_ns())
-            assert len(made) == 1
+        record = table.jobs[manager.join(hello, process=NOT_SEEN, pidfd=None).job]
+        monkeypatch.setattr(SavingTrial, "limits_for", lambda _trial, view: {job.job: share for job in view.jobs})
+        manager._evaluate(time.monotonic_ns())
+        assert (record["auto"], record["limit"]) == (Auto.SAVES, 0), "it has not said yet that it can save"
+        set_fields(record, save=SaveMode.SWAP, wanted=peak)
+        manager._evaluate(time.monotonic_ns())
+        assert (record["auto"], record["limit"]) == (Auto.SAVES if share or peak > 4 else Auto.WAITS, share)
 
 
 # -- admission -------------------------------------------------------------------------------------

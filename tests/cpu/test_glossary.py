@@ -18,9 +18,14 @@ OLD = {
     "guest": r"guests?",
     "resting": r"resting",
     "torus": r"torus",
+    "savings": r"savings",
+    "less": r"less_(?:limit|ns|in_regions)",
 }
 """Old word -> what it looks like, in any letters, as a word or as a part of a name."""
-OLD_IN = {"cells": ("zico/heap/", r"cells?")}
+OLD_IN: dict[str, tuple[tuple[str, ...], str]] = {
+    "cells": (("zico/heap/",), r"cells?"),
+    "way": (("zico/broker/", "zico/pool/", "zico/swap/", "lab/"), r"class \w*Ways?"),
+}
 """Words with another meaning elsewhere -> the folders where they are old words, and what they look like."""
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zico.base.errors import ProblemError
 from zico.scheduler.policies import policy_named
-from zico.scheduler.shares import GUARD, check, floor_of, floors, worths
+from zico.scheduler.shares import GUARD, budget_shares, check, floor_of, floors, worths
 from zico.scheduler.simulate import Load, Simulation
 
 if TYPE_CHECKING:
@@ -38,6 +38,24 @@ def test_worths_are_shares_of_one(asked: list[tuple[float, int]]) -> None:
                 assert x * b.weight == pytest.approx(y * a.weight)
             elif a.priority > b.priority:
                 assert x * b.weight >= 8 * y * a.weight * (1 - 1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.floats(0.1, 9)), max_size=8),
+    st.integers(0, 4000),
+)
+def test_shares_of_a_budget_are_fair_by_weight(asked: list[tuple[int, float]], budget: int) -> None:
+    """Nobody gets more than it wants, and who gets less has as much for its weight as any other, but for rounding."""
+    wants, weights = [want for want, _ in asked], [weight for _, weight in asked]
+    shares = budget_shares(wants, weights, budget)
+    assert all(0 <= share <= want for share, want in zip(shares, wants, strict=True))
+    assert budget >= sum(shares) >= min(budget, sum(wants)) - len(asked)
+    if sum(wants) <= budget:
+        assert shares == tuple(wants)
+    for share, want, weight in zip(shares, wants, weights, strict=True):
+        if share < want:
+            most = max((other - len(asked)) / its for other, its in zip(shares, weights, strict=True))
+            assert (share + 1) / weight > most
 
 
 def test_a_floor_is_what_was_guaranteed_else_a_guard() -> None:

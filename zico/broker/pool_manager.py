@@ -23,12 +23,11 @@ from zico.broker.accounting import Ledger, write_record
 from zico.broker.admission import admit_all
 from zico.broker.changes import carry_out, concerned, refusal
 from zico.broker.devices import HOST_DEVICE
-from zico.broker.operating_points import Savings
 from zico.broker.planning import Planning
 from zico.broker.protocol import messages as m
 from zico.broker.saving import MODES, served_on
 from zico.broker.throughput import Service
-from zico.broker.trials import Trials
+from zico.broker.trials import SavingTrial, wanted_of
 from zico.device.host import physical_bytes_of
 from zico.pool.layout import Auto, JobState, SaveMode
 
@@ -58,7 +57,7 @@ needs it once a minute loses at most 1.3 % of a processor, and one with shorter 
 EMPTIED_BYTES = 64 << 20
 """Given back at a time, in some 11 ms: the broker does nothing else meanwhile."""
 TRIAL_LOOK_NS = 100_000_000
-"""Between two looks at jobs whose choice is on trial."""
+"""Between two looks at jobs whose shares are on trial."""
 
 GONE = (
     "the pool on {} is gone, since {}: end its jobs and its broker (zico broker stop, or Ctrl-C in zico run), reset "
@@ -99,8 +98,7 @@ class PoolManager:
         self._table = table
         self._policy = policy
         self._planning = Planning(policy)
-        self._savings = Savings()
-        self._trials = Trials()
+        self._trial = SavingTrial()
         self._service = Service()
         self._device = device
         self._outside = outside
@@ -413,18 +411,20 @@ class PoolManager:
             # A wait may be over before the next look, which would then miss whom it was for.
             if member.open_waits:
                 self._ledger.note_blockers(member, int(self._table.jobs[member.job]["waits_for"]))
-        if self._trials.is_open:
+        if self._trial.is_open:
             look_again_ns = min(look_again_ns or now_ns + TRIAL_LOOK_NS, now_ns + TRIAL_LOOK_NS)
         soonest_ns = now_ns + MIN_EVALUATION_NS
         self._evaluate_at_ns = None if look_again_ns is None else max(look_again_ns, soonest_ns)
 
     def _limit(self, view: PoolView) -> None:
-        """Let jobs that leave it to the broker hold what is best for all of them."""
-        self._trials.weight_of = {member.job: member.share.weight for member in self.members}
-        limits = self._trials.limits_for(view, self._savings.limits_for(view) if self._trials.asks else {})
+        """Let jobs that can save hold their shares of the budget, or what they want."""
+        limits = self._trial.limits_for(view)
         for job in view.jobs:
-            if job.less:
-                self._table.jobs[job.job]["auto"] = Auto.SAVES if self._trials.saves else Auto.WAITS
-            if job.less and limits.get(job.job, job.limit) != job.limit:
-                self._table.set_limit(job.job, limits[job.job])
-                _log.info("job %d (%s) may hold %d regions, 0: what it wants", job.job, job.name, limits[job.job])
+            if not job.saves:
+                continue
+            limit = limits.get(job.job, 0)
+            has_to = limit > 0 or wanted_of(job) > view.budget
+            self._table.jobs[job.job]["auto"] = Auto.SAVES if has_to else Auto.WAITS
+            if limit != job.limit:
+                self._table.set_limit(job.job, limit)
+                _log.info("job %d (%s) may hold %d regions, 0: what it wants", job.job, job.name, limit)

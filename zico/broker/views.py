@@ -15,7 +15,7 @@ from zico.pool import rules
 from zico.pool.layout import NOBODY, JobState, SaveMode
 from zico.pool.profiles import MAIN_PHASE
 from zico.pool.shown import shown_of
-from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
+from zico.scheduler.state import JobView, PoolView, Profile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,7 +136,7 @@ def job_view(job: int, record: Any, debt: Any, profiles: ProfileCache) -> JobVie
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
         waited_ns=int(record["boundary_waited_ns"]) + int(record["need_waited_ns"]),
-        less=_less_of(record),
+        saves=_saves(record),
     )
 
 
@@ -144,15 +144,9 @@ def _debt_of(record: Any) -> dict[str, Any]:  # noqa: ANN401 - a numpy record
     return {name: int(record[name]) for name in _DEBT}
 
 
-def _less_of(record: Any) -> tuple[OperatingPoint, ...]:  # noqa: ANN401 - a numpy record
-    """Return how a job that leaves it to the broker could go on with less; paging jobs: ``operating_points``."""
-    if not record["auto"]:
-        return ()
-    how = SaveMode(int(record["save"])).name.lower()
-    told = zip(record["less_limit"].tolist(), record["less_ns"].tolist(), strict=True)
-    return tuple(
-        OperatingPoint(how, limit, duration_ns) for limit, duration_ns in told if limit > 0 and duration_ns > 0
-    )
+def _saves(record: Any) -> bool:  # noqa: ANN401 - a numpy record
+    """Tell whether the broker chooses what a job may hold: one that swaps says what it wants once it can save."""
+    return bool(record["auto"] and (record["save"] == SaveMode.PAGE or record["wanted"] > 0))
 
 
 def count_of(value: Any, unit: int = 1) -> int:  # noqa: ANN401 - a numpy integer
@@ -203,7 +197,7 @@ def group_view(views: Sequence[JobView], debt: Any, profiles: ProfileCache, budg
         in_main_phase=all(view.in_main_phase for view in views),
         profile=profiles.sum(views[0].job, tuple(known), budget) if len(known) == len(views) else None,
         wanted=sum(view.wanted for view in views) if all(view.wanted for view in views) else 0,
-        less=(),
+        saves=False,
     )
 
 

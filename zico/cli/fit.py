@@ -27,14 +27,11 @@ from zico.report.console import TextConsole
 from zico.scheduler.policies import POLICIES, policy_named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     from zico.scheduler.fit import Fit
     from zico.scheduler.simulate import Load
-    from zico.scheduler.state import OperatingPoint
     from zico.trace.events import Trace
-
-    Ways = Callable[[Trace, int], tuple[OperatingPoint, ...]]
 
 SCHEMA = "zico.fit.v1"
 _LARGEST = 1 << 60
@@ -163,7 +160,7 @@ def _fit_files(  # noqa: PLR0913 - one parameter per option
     as_json: bool,
 ) -> int:
     """Compute whether traces fit; returns the exit code."""
-    from zico.scheduler.fit import Answer, fit_saving
+    from zico.scheduler.fit import Answer
     from zico.scheduler.fit import fit as fit_together
     from zico.trace.files import read_trace
 
@@ -179,15 +176,19 @@ def _fit_files(  # noqa: PLR0913 - one parameter per option
         )
     load_of = {file: _load(file, trace, region_bytes) for file, trace in trace_of.items()}
     loads = [dataclasses.replace(load_of[file], name=name) for file, name in zip(files, _names(files), strict=True)]
-    ways: Ways | None = None
+    points_of, asked = None, "zico fit without --save none"
     if save != "none" or device_model:
-        ways_on = laboratory.part("simulator.ways_to_save", "ways_on", "zico fit without --save none")
-        ways = ways_on(device_model, save)
+        points_of = laboratory.part("simulator.points", "points_on", asked)(device_model, save)
     found = fit_together(loads, budget_regions, policy_named(policy), region_bytes)
-    if ways is not None and found.answer is not Answer.FITS:
-        less = {file: _less(file, trace, ways, len(files), region_bytes) for file, trace in trace_of.items()}
-        loads = [dataclasses.replace(load, less=less[file]) for load, file in zip(loads, files, strict=True)]
-        found = fit_saving(loads, budget_regions, policy_named(policy), region_bytes) or found
+    if points_of is not None and found.answer is not Answer.FITS:
+        fit_saving = laboratory.part("simulator.saving", "fit_saving", asked)
+        known = {}
+        for file, trace in trace_of.items():
+            if sys.stderr.isatty():
+                click.echo(f"zico: planning how {file.name} could do with less", err=True)
+            known[file] = points_of(trace, len(files))  # takes half a minute
+        points = [known[file] for file in files]
+        found = fit_saving(found, loads, points, budget_regions, policy_named(policy), region_bytes)
     report = _report(found, loads, budget_regions, region_bytes, policy)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
@@ -241,15 +242,6 @@ def _load(file: Path, trace: Trace, region_bytes: int) -> Load:
     return Load(file.name, profile_of(held, problem.tick_ns[: len(held) + 1]), int(held.min()))
 
 
-def _less(file: Path, trace: Trace, ways: Ways, jobs: int, region_bytes: int) -> tuple[OperatingPoint, ...]:
-    """Return how a trace's job could do with less, in regions. Takes half a minute."""
-    from zico.scheduler.curves import less_in_regions
-
-    if sys.stderr.isatty():
-        click.echo(f"zico: planning how {file.name} could do with less", err=True)
-    return less_in_regions(ways(trace, jobs), region_bytes)
-
-
 def _report(found: Fit, loads: Sequence[Load], budget_regions: int, region_bytes: int, policy: str) -> Report:
     rows = [
         JobRow(
@@ -260,8 +252,8 @@ def _report(found: Fit, loads: Sequence[Load], budget_regions: int, region_bytes
             delay_s=job.delay_ns / _NS_A_SECOND,
             normalised=job.normalised,
             reason=job.reason,
-            limit_bytes=job.less.limit * region_bytes if job.less else None,
-            save=job.less.how if job.less else None,
+            limit_bytes=job.limit * region_bytes or None,
+            save=job.how or None,
         )
         for job, load in zip(found.jobs, loads, strict=True)
     ]

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from zico.tiers.stack import TierStack
 
 _DEFAULT_TIERS = "memory"
-_TOLD = 16
 _NOT_PAGED = "this job is not paged"
 _NOT_SWAPPED = "this job does not swap"
 
@@ -62,10 +61,11 @@ def open_heap(pool: PoolTable, job: int, settings: JobSettings, framework: str, 
     """Return the process's heap, on the host with the window of a job that pages, if it is to page.
 
     Where that is left open a job pages whose framework has nothing to swap with. Its record then
-    says so, and how long a region takes to leave and come back.
+    says so.
     """
     from zico.heap.build import Heap
     from zico.heap.layout import HEAP_RECORD
+    from zico.pool.layout import SaveMode
 
     wish, parameters = settings.wish, {**settings.heap, **of_device}
     pages = wish.save == "page" or (wish.save == "auto" and framework not in SWAPPING)
@@ -76,19 +76,9 @@ def open_heap(pool: PoolTable, job: int, settings: JobSettings, framework: str, 
         except ZicoError as error:
             complain(_NOT_PAGED, error)
         else:
-            _tell(pool, job, tiers)
+            pool.jobs[job]["save"] = SaveMode.PAGE
             return heap
     return Heap(pool, HEAP_RECORD, **parameters)
-
-
-def _tell(pool: PoolTable, job: int, tiers: TierStack) -> None:
-    """Let the job's record say that it pages, and what ``_TOLD`` regions take both ways in the first tier."""
-    from zico.pool.layout import SaveMode
-
-    record, rates, size_bytes = pool.jobs[job], tiers.rates()[0], _TOLD * pool.region_bytes
-    record["less_ns"][0] = round((rates.out_s(size_bytes) + rates.in_s(size_bytes)) * 1e9)
-    record["less_limit"][0] = _TOLD
-    record["save"] = SaveMode.PAGE
 
 
 def _tiers(pool: PoolTable, settings: JobSettings) -> TierStack:

@@ -50,8 +50,6 @@ NAME_BYTES = 48
 PLANNER_BYTES = 16
 PLANNER_NOTE_BYTES = 176
 """As much as 64 jobs have room for in one message at its longest."""
-MOST_WAYS = 8
-"""Ways of a job to go on with less that its record has room for."""
 
 
 class JobState(enum.IntEnum):
@@ -206,10 +204,8 @@ class Job(Record):
     oom_held: I8
     oom_count: I8
     save: I8  # SaveMode: what it does when its own peak exceeds what it may hold
-    auto: I8  # Auto: whether the broker chooses what it may hold, from what follows, which the job tells
-    wanted: I8  # regions that it would hold without a limit, 0: not known
-    less_limit: Annotated[Numbers, "i8", (MOST_WAYS,)]  # regions that it can do with, 0: no more of them
-    less_ns: Annotated[Numbers, "i8", (MOST_WAYS,)]  # and how long an iteration takes then
+    auto: I8  # Auto: whether the broker chooses what it may hold
+    wanted: I8  # regions that it would hold without a limit, as one tells that swaps; 0: not known
     out_bytes: I8  # copied to a tier, ever; this and what follows is written by whoever copies for the job
     in_bytes: I8  # copied back
     out_now_bytes: I8  # of live tensors, in a tier and nowhere else now

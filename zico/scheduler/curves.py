@@ -13,14 +13,14 @@ from zico.scheduler.simulate import Load, LoadPhase
 from zico.scheduler.state import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from zico.planning.packing.problem import Problem
-    from zico.scheduler.state import OperatingPoint
 
-Shaped = TypeVar("Shaped", Load, LoadPhase)
+Shaped = TypeVar("Shaped", bound=Load | LoadPhase)
+OneLoad = TypeVar("OneLoad", bound=Load)
 
 _NS_A_SECOND = 1e9
 MOST_BINS = 256
@@ -139,7 +139,7 @@ def _apart(t_ns: Sequence[int]) -> list[int]:
     return apart
 
 
-def in_regions(loads: Sequence[Load], region_bytes: int, *, whole: bool) -> tuple[Load, ...]:
+def in_regions(loads: Sequence[OneLoad], region_bytes: int, *, whole: bool) -> tuple[OneLoad, ...]:
     """Return jobs that were in bytes in regions of this size.
 
     Args:
@@ -161,14 +161,4 @@ def in_regions(loads: Sequence[Load], region_bytes: int, *, whole: bool) -> tupl
         persistent = (one.persistent + more) // region_bytes
         return dataclasses.replace(one, profile=profile(one.profile), persistent=persistent)
 
-    return tuple(
-        dataclasses.replace(
-            changed(load), phases=tuple(map(changed, load.phases)), less=less_in_regions(load.less, region_bytes)
-        )
-        for load in loads
-    )
-
-
-def less_in_regions(less: Iterable[OperatingPoint], region_bytes: int) -> tuple[OperatingPoint, ...]:
-    """Return ways to go on with less that were in bytes in whole regions of this size."""
-    return tuple(dataclasses.replace(way, limit=way.limit // region_bytes) for way in less)
+    return tuple(dataclasses.replace(changed(load), phases=tuple(map(changed, load.phases))) for load in loads)

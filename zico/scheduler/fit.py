@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from zico.base.errors import ProblemError
 from zico.base.units import format_bytes
-from zico.scheduler.operating_points import choose, limited
 from zico.scheduler.simulate import Simulation, peak_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zico.scheduler.simulate import Load, Outcome
-    from zico.scheduler.state import CompiledPolicy, OperatingPoint
+    from zico.scheduler.state import CompiledPolicy
 
 WARM_UP = 5
 ITERATIONS = 40
@@ -46,8 +45,10 @@ class JobFit:
     normalised: float
     """Throughput over alone's; 0 if the jobs do not fit."""
     reason: str
-    less: OperatingPoint | None = None
-    """How it does with less than its peak; ``None``: it does not."""
+    limit: int = 0
+    """Regions that it holds at most as it saves; 0: all that it wants."""
+    how: str = ""
+    """How it saves: ``swap``, ``page``, or a planner's name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,48 +88,6 @@ def fit(loads: Sequence[Load], budget: int, policy: CompiledPolicy, region_bytes
     waits = any(job.delay_ns for job in jobs)
     answer = Answer.WAITS if waits else Answer.FITS
     return Fit(answer, outcome.peak_granted, jobs, _peaks_together(loads, budget, waits, region_bytes))
-
-
-def fit_saving(loads: Sequence[Load], budget: int, policy: CompiledPolicy, region_bytes: int) -> Fit | None:
-    """Return how jobs fit together if each waits, or does with less in one of its ways, whichever is better.
-
-    The arguments are those of ``fit``. ``None``: no job does with less then, or they do not fit.
-    """
-    try:
-        less = choose(loads, budget).less
-        forced = [limited(load, way) if way else load for load, way in zip(loads, less, strict=True)]
-        found = fit(forced, budget, policy, region_bytes)
-    except ProblemError:
-        return None
-    if found.answer is Answer.NO or not any(less):
-        return None
-    jobs = tuple(
-        _with_less(job, load, way, region_bytes) if way else job
-        for job, load, way in zip(found.jobs, loads, less, strict=True)
-    )
-    reason = "it is faster than waiting" if _fits_whole(loads, budget) else "not all could end an iteration otherwise"
-    return dataclasses.replace(found, answer=Answer.SAVES, jobs=jobs, reason=reason)
-
-
-def _fits_whole(loads: Sequence[Load], budget: int) -> bool:
-    return _least_budget(loads, budget, 1)[0] <= budget
-
-
-def _with_less(job: JobFit, load: Load, less: OperatingPoint, region_bytes: int) -> JobFit:
-    """Return what became of a job that does with less, beside what it is with all that it wants."""
-    longer_ns = less.duration_ns - load.profile.duration_ns
-    reason = f"it trains in {format_bytes(less.limit * region_bytes)} with --save {less.how}"
-    if longer_ns >= _NEGLIGIBLE * load.profile.duration_ns:
-        reason += f": {_milliseconds(longer_ns)} later each iteration"
-    return dataclasses.replace(
-        job,
-        peak=peak_of(load),
-        persistent=load.persistent,
-        delay_ns=job.delay_ns + longer_ns,
-        normalised=job.normalised * load.profile.duration_ns / less.duration_ns,
-        reason="; ".join(filter(None, (reason, job.reason))),
-        less=less,
-    )
 
 
 def _least_budget(loads: Sequence[Load], budget: int, region_bytes: int) -> tuple[int, str]:

@@ -94,3 +94,17 @@ def floors(jobs: Sequence[Asked]) -> tuple[float, ...]:
     """Return the least normalised throughput that each job is owed."""
     weights = sum(job.weight for job in jobs)
     return tuple(job.floor or GUARD * job.weight / weights for job in jobs)
+
+
+def budget_shares(wants: Sequence[int], weights: Sequence[float], budget: int) -> tuple[int, ...]:
+    """Return each job's share of a budget by weight, in whole regions; what a job does not want goes to the others.
+
+    Max-min fairness by weight: whoever gets less than it wants gets at least as much for its weight
+    as any other job.
+    """
+    shares, left, weight_left = [0] * len(wants), budget, sum(weights)
+    for i in sorted(range(len(wants)), key=lambda i: wants[i] / weights[i]):
+        shares[i] = min(wants[i], int(left * weights[i] / weight_left))
+        left -= shares[i]
+        weight_left -= weights[i]
+    return tuple(shares)

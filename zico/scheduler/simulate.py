@@ -46,7 +46,7 @@ from zico.scheduler.state import JobView, PoolView
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from zico.scheduler.state import CompiledPolicy, OperatingPoint, Plan, Profile
+    from zico.scheduler.state import CompiledPolicy, Plan, Profile
 
 
 # --------------------------------------------------------------------------------------------------
@@ -139,8 +139,6 @@ class Load:
     """What it does later; the scheduler is told after the first such iteration, unless it is told wrong."""
     later: tuple[tuple[int, Profile], ...] = ()
     """What it is told instead of what it believed once so many iterations have ended."""
-    less: tuple[OperatingPoint, ...] = ()
-    """How it could go on with less, which ``zico.scheduler.operating_points`` chooses from."""
 
 
 def peak_of(load: Load) -> int:
@@ -148,10 +146,10 @@ def peak_of(load: Load) -> int:
     return max([load.profile.peak, *(phase.profile.peak for phase in load.phases)])
 
 
-def load_of(job: JobView, profile: Profile, less: tuple[OperatingPoint, ...] = ()) -> Load:
+def load_of(job: JobView, profile: Profile) -> Load:
     """Return what a job that a broker sees will go on to do."""
     asked = {name: getattr(job, name) for name in ("name", "jitter", "floor", "weight", "priority")}
-    return Load(profile=profile, persistent=job.kept, less=less, **asked)
+    return Load(profile=profile, persistent=job.kept, **asked)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,26 +32,6 @@ class Profile:
         return max(self.held)
 
 
-POINT_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
-"""Of its peak, with which it is worked out how long a job would take."""
-MANY = 1 << 30
-"""Jobs: more than there ever are."""
-
-
-@dataclasses.dataclass(frozen=True)
-class OperatingPoint:
-    """One way in which a job goes on with less than its peak."""
-
-    how: str
-    """``swap``, ``page``, or a planner's name."""
-    limit: int
-    """Regions that it holds at most."""
-    duration_ns: int
-    """Of an iteration alone."""
-    among: int = MANY
-    """It takes no longer while so many jobs, itself included, move memory at the same time."""
-
-
 @dataclasses.dataclass(kw_only=True)
 class JobView(JobFields):
     """One job at one instant. Nobody changes a view: ``dataclasses.replace`` makes another one."""
@@ -67,8 +47,8 @@ class JobView(JobFields):
     """Regions that it may hold by a limit of its own, 0: as many as the budget has."""
     wanted: int = 0
     """Regions that it would hold without a limit, 0: not known."""
-    less: tuple[OperatingPoint, ...] = ()
-    """How it could go on with less, if it leaves the choice to others."""
+    saves: bool = False
+    """It can go on with less than it wants, and leaves it to the broker whether it does."""
     waited_ns: int = 0
     """For how long it has waited for memory, ever."""
 

@@ -63,5 +63,5 @@ class Job(Protocol):
                 empty: neither.
         """
 
-    def tell(self, seen: Observed, margin: float) -> None:
+    def tell(self, seen: Observed) -> None:
         """Take in an iteration that plans are made for, once the margin of its plan stays."""

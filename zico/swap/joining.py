@@ -23,9 +23,9 @@ from zico.heap.history import SIZE_BITS
 from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
 from zico.heap.reclaim import NOBODY_TO_ASK, NOT_ASKED
 from zico.planning.saving.registry import LONGEST
-from zico.pool.layout import HEADER, MOST_WAYS, PLANNER_NOTE_BYTES, SaveMode
+from zico.pool.layout import HEADER, PLANNER_NOTE_BYTES, SaveMode
 from zico.swap.job import Job
-from zico.swap.learning import Ended, Learner, ways
+from zico.swap.learning import Ended, Learner
 from zico.swap.mover import Mover
 from zico.swap.schedule import load
 from zico.swap.state_return import allow
@@ -238,18 +238,11 @@ class SwappingJob(HeapGauge, Job):
             self._said.add(asked)
             inform(note)
 
-    def tell(self, seen: Observed, margin: float) -> None:
-        """Tell a broker that chooses for the job what it would hold without a limit, and how it would go with less."""
-        job = self._job
-        if not job["auto"]:
-            return
-        found = ways(seen, self.rates(), margin)
-        job["less_limit"] = job["less_ns"] = 0
-        for i, way in enumerate(found[:MOST_WAYS]):
-            job["less_ns"][i] = way.duration_ns
-            job["less_limit"][i] = way.limit_bytes // self._region_bytes
-        peak_bytes = int(seen.load_bytes.max()) + self.state_bytes()
-        job["wanted"] = -(-peak_bytes // self._region_bytes)
+    def tell(self, seen: Observed) -> None:
+        """Tell a broker that chooses for the job what it would hold without a limit."""
+        if self._job["auto"]:
+            peak_bytes = int(seen.load_bytes.max()) + self.state_bytes()
+            self._job["wanted"] = -(-peak_bytes // self._region_bytes)
 
 
 def start(

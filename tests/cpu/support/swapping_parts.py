@@ -118,7 +118,7 @@ class Gauge(Job):
         self.figures: list[Figures] = []
         self.prepared: list[str] = []
         self.followed: list[tuple[str, str]] = []
-        self.told: list[tuple[Observed, float]] = []
+        self.told: list[Observed] = []
 
     def cap_bytes(self) -> int:
         """Return what it may hold."""
@@ -171,9 +171,9 @@ class Gauge(Job):
         """Keep both."""
         self.followed.append((planner, note))
 
-    def tell(self, seen: Observed, margin: float) -> None:
-        """Keep both."""
-        self.told.append((seen, margin))
+    def tell(self, seen: Observed) -> None:
+        """Keep it."""
+        self.told.append(seen)
 
 
 def make_mover(shelf: Shelf) -> tuple[Mover, list[Figures]]:

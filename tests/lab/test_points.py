@@ -14,7 +14,7 @@ from zico.cli import main
 from zico.lab.saving.files import swap_iteration
 from zico.lab.saving.graphs import graph_of
 from zico.lab.simulator.paging_simulation import by_paging
-from zico.lab.simulator.ways_to_save import by_planner, curve
+from zico.lab.simulator.points import by_planner, curve
 from zico.planning.saving.clock import now_s
 from zico.planning.saving.problem import Link
 from zico.planning.saving.registry import save_planner

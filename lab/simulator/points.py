@@ -1,6 +1,6 @@
-"""How a traced job could go on with less: what a planner makes of it, limit by limit.
+"""The operating points of a traced job: what a planner makes of it, limit by limit.
 
-Jobs that move memory at the same time share the link. So each way is planned twice: with the whole
+Jobs that move memory at the same time share the link. So each point is planned twice: with the whole
 link, for a job that is the only one to move, and with its part of it where all jobs of the
 simulation may (``OperatingPoint.among``).
 """
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from zico.base.errors import TraceError
 from zico.lab.simulator.device_models import device_model_named
+from zico.lab.simulator.saving import OperatingPoint
 from zico.planning.saving.registry import MODES, save_planner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zico.lab.simulator.jobs_file import Ways
+    from zico.lab.simulator.jobs_file import PointsOf
     from zico.planning.saving.mixed import SavePlanner
     from zico.planning.saving.problem import SwapProblem
     from zico.planning.saving.recomputation import Graph
-    from zico.scheduler.state import OperatingPoint
     from zico.trace.events import Trace
 
 NONE, SWAP, PAGE, AUTO = MODES
@@ -35,17 +35,17 @@ _LIMITS = 8
 _WORK_S = 2.0  # processor time for each limit
 
 
-def ways_on(device: str, save: str) -> Ways | None:
-    """Return ``ways_of`` with the link of a device model of that name.
+def points_on(device: str, save: str) -> PointsOf | None:
+    """Return ``points_of`` with the link of a device model of that name.
 
     Raises:
         ConfigError: There is no such device model.
     """
-    return ways_of(save, device_model_named(device).copy_bytes_per_s)
+    return points_of(save, device_model_named(device).copy_bytes_per_s)
 
 
-def ways_of(save: str, copy_bytes_per_s: float) -> Ways | None:
-    """Return what makes ways of a trace; ``None`` where jobs hold all that they want.
+def points_of(save: str, copy_bytes_per_s: float) -> PointsOf | None:
+    """Return what makes points of a trace; ``None`` where jobs hold all that they want.
 
     Args:
         save: One of ``SAVES`` of ``zico.planning.saving.registry``.
@@ -54,23 +54,23 @@ def ways_of(save: str, copy_bytes_per_s: float) -> Ways | None:
     if save == NONE:
         return None
 
-    def ways(trace: Trace, jobs: int) -> tuple[OperatingPoint, ...]:
+    def points(trace: Trace, jobs: int) -> tuple[OperatingPoint, ...]:
         from zico.lab.simulator.paging_simulation import by_paging
 
         planned = () if save == PAGE else by_planner(PLANNER_OF.get(save, save), trace, copy_bytes_per_s, jobs)
         paged = by_paging(trace, copy_bytes_per_s, jobs) if save in {PAGE, AUTO} else ()
         return planned + paged
 
-    return ways
+    return points
 
 
 def sharing(jobs: int) -> tuple[int, ...]:
-    """Return among how many jobs ways are planned to share the link, where so many are simulated."""
+    """Return among how many jobs points are planned to share the link, where so many are simulated."""
     return (1, jobs) if jobs > 1 else (1,)
 
 
 def by_planner(name: str, trace: Trace, copy_bytes_per_s: float, jobs: int) -> tuple[OperatingPoint, ...]:
-    """Return how a traced job goes on with less by a planner, in bytes; nothing if the trace has no accesses.
+    """Return a traced job's points by a planner, in bytes; nothing if the trace has no accesses.
 
     Takes seconds: a plan for each limit.
 
@@ -87,7 +87,6 @@ def _planned(name: str, trace: Trace, copy_bytes_per_s: float, jobs: int) -> Ite
     from zico.lab.saving.files import swap_iteration
     from zico.lab.saving.graphs import graph_of
     from zico.planning.saving.problem import Link
-    from zico.scheduler.state import OperatingPoint
 
     for among in sharing(jobs):
         link = Link(copy_bytes_per_s / among, LATENCY_NS)
