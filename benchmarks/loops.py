@@ -19,7 +19,7 @@ from zico.base.libc import monotonic_ns
 from zico.base.units import MIB
 from zico.heap.build import Heap
 from zico.heap.layout import HEAP_RECORD
-from zico.pool.regions import release, try_acquire
+from zico.pool.regions import HOST_SLOT, acquire, release
 from zico.pool.table import PoolTable
 from zico.trace import ring
 from zico.trace.events import NO_NAME
@@ -90,7 +90,7 @@ def events(ring_address: int, batch: int, times: Times) -> None:
 def region_pairs(pool: Any, wanted: npt.NDArray[np.int32], n: int) -> None:  # noqa: ANN401 - a record
     """Acquire one region and release it, ``n`` times."""
     for _ in range(n):
-        try_acquire(pool, wanted, 1)
+        acquire(pool, wanted, 1, HOST_SLOT)
         release(pool, wanted, 1)
 
 

@@ -40,7 +40,7 @@ memory_fd, table_fd, notify_fd, job = map(int, sys.argv[1:5])
 member = PoolTable.join_pool(memory_fd, table_fd, notify_fd, job)
 record = member.member[0]
 wanted = np.full(3, -1, "i4")
-assert regions.try_acquire(record, wanted, 3) == results.GRANTED
+assert regions.acquire(record, wanted, 3, regions.HOST_SLOT) == results.GRANTED
 what = sys.argv[5]
 if what == "inside":
     mutex.lock_for_python(record)

@@ -270,12 +270,6 @@ _SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])
 
 
 @compiled
-def try_acquire(pool: Member, wanted: Array, n: int) -> int:
-    """Grant ``n`` regions to this process's job as ``acquire`` does, on the host device."""
-    return acquire(pool, wanted, n, HOST_SLOT)
-
-
-@compiled
 def acquire(pool: Member, wanted: Array, n: int, slot: int) -> int:
     """Grant ``n`` regions to this process's job, all or none; never waits.
 

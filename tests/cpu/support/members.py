@@ -73,7 +73,7 @@ def job_of(member: PoolTable) -> int:
 def acquire(member: PoolTable, wanted: Sequence[int]) -> tuple[int, list[int]]:
     """Ask for as many regions as ``wanted`` names; returns the status and what was granted."""
     array = np.array(wanted, "i4")
-    status = int(regions.try_acquire(member.member[0], array, len(wanted)))
+    status = int(regions.acquire(member.member[0], array, len(wanted), regions.HOST_SLOT))
     return status, array.tolist() if status == results.GRANTED else []
 
 

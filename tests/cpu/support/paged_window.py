@@ -88,7 +88,7 @@ class PagedWindow:
     def allow(self, frames: int) -> None:
         """Acquire so many regions more."""
         wanted = np.full(frames, NOBODY, np.int32)
-        assert regions.try_acquire(self.member[0], wanted, frames) == results.GRANTED
+        assert regions.acquire(self.member[0], wanted, frames, regions.HOST_SLOT) == results.GRANTED
         there = self.array("regions_address")
         there[np.flatnonzero(there == NOBODY)[:frames]] = wanted
         self.page_table["acquired"] += frames

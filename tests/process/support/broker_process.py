@@ -135,7 +135,7 @@ for line in sys.stdin:
     command, *numbers = line.split()
     if command == "hold":
         wanted = np.full(int(numbers[0]), -1, np.int32)
-        say("held", int(regions.try_acquire(me, wanted, len(wanted)) == results.GRANTED))
+        say("held", int(regions.acquire(me, wanted, len(wanted), regions.HOST_SLOT) == results.GRANTED))
     elif command == "iterate":
         if not boundaries.finish_iteration(me, 0):
             say("boundary")

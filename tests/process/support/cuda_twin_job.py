@@ -48,7 +48,7 @@ class Job:
     def hold(self, count: int) -> str:
         """Acquire regions; 1 is success."""
         wanted = np.full(count, -1, np.int32)
-        return str(int(regions.try_acquire(self._pool.member[0], wanted, count) == results.GRANTED))
+        return str(int(regions.acquire(self._pool.member[0], wanted, count, regions.HOST_SLOT) == results.GRANTED))
 
     def leave(self) -> str:
         """Close the connection and live on."""

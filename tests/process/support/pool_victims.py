@@ -46,7 +46,7 @@ N_REGIONS = 8
 def take(pool: Record, array: Record, _other: int, stop: int) -> None:
     """Acquire three regions."""
     stop_here(stop)
-    regions.try_acquire(pool, array, 3)
+    regions.acquire(pool, array, 3, regions.HOST_SLOT)
     stop_here(stop)
 
 
