@@ -92,7 +92,8 @@ MPS = """
 import json, os
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import fake_mps, psutil, run_jobs
+import psutil, run_jobs
+from process.support import fake_mps
 notes = fake_mps.install(Path(sys.argv[2]))
 os.environ["PATH"] = sys.argv[2] + os.pathsep + os.environ["PATH"]
 with run_jobs.mps_daemon() as variables:
@@ -106,7 +107,7 @@ print(json.dumps(found))
 
 def test_a_plain_run_has_a_daemon_of_mps_of_its_own(tmp_path: Path) -> None:
     """It lives as long as the run, is told to quit, and leaves nothing."""
-    found = told(MPS, str(BENCHMARKS.parent / "tests" / "process"), str(tmp_path))
+    found = told(MPS, str(BENCHMARKS.parent / "tests"), str(tmp_path))
     assert found == {"begins": "daemon", "lives": True, "pipes": True, "ends": "quit", "left": [False, False]}
 
 

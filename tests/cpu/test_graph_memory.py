@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 from cpu.support.graph_jobs import (
     GLOBAL,
     I64,
@@ -18,14 +19,18 @@ from cpu.support.graph_jobs import (
     REGION_BYTES,
     Grapher,
     Job,
-    _begin,
-    _end,
+    begin,
+    end,
+    two_jobs,
 )
 from cpu.support.twin_device import MIB
 
 from zico.heap.cuda import captures, hooks, on_stream
 from zico.heap.cuda.contents import HELD, LIVES, contents
 from zico.heap.cuda.layout import MAX_GRAPH_POOLS, PIECE, PieceState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LONG_S = 20
 
@@ -45,6 +50,13 @@ def step(job: Grapher, source: int, result: int) -> None:
     job.copy(result, third, MIB)
     for address in (second, third):
         job.free(address)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Grapher, Job]]:
+    """Give a job that captures and another one."""
+    with two_jobs() as both:
+        yield both
 
 
 def test_a_captured_step_is_a_plain_one_while_another_job_takes_everything_else(pair: tuple[Grapher, Job]) -> None:
@@ -236,8 +248,8 @@ def test_there_are_so_many_graph_pools(pair: tuple[Grapher, Job]) -> None:
     hooks.OTHERS_RECORD[0]["refuse"] = ctypes.cast(function, ctypes.c_void_p).value
     pools = [(1, number) for number in range(MAX_GRAPH_POOLS + 1)]
     for pool in pools:
-        _begin(0, *pool, 0)
-        _end(0, *pool)
+        begin(0, *pool, 0)
+        end(0, *pool)
     assert refused == [hooks.Refusal.TOO_MANY_GRAPHS]
     job.release(pools[0])
     with job.capture(pools[-1]):
@@ -256,14 +268,14 @@ def test_one_capture_at_a_time(pair: tuple[Grapher, Job]) -> None:
     hooks.OTHERS_RECORD[0]["refuse"] = ctypes.cast(function, ctypes.c_void_p).value
     with job.capture():
         address = job.allocate(MIB)
-        _begin(0, *OTHER_POOL, 0)
-        _end(0, *OTHER_POOL)
+        begin(0, *OTHER_POOL, 0)
+        end(0, *OTHER_POOL)
         job.free(address)
         assert job.allocate(MIB) == address
         job.free(address)
     job.release()
     assert refused == [hooks.Refusal.SECOND_CAPTURE]
-    _begin(0, *POOL, 0)
+    begin(0, *POOL, 0)
     captures.abandon(job.heap)
     assert job.heap["streams"]["capturing"] == 0
     assert job.held() == 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from cpu.support.graph_jobs import KIB, POOL, Grapher, Job, pair  # noqa: F401 - a fixture
+from cpu.support.graph_jobs import KIB, POOL, Grapher, two_jobs
 from cpu.support.twin_device import MIB
 from zico.adapters import torch_trees
 from zico.adapters.torch_trees import Trees
@@ -90,16 +90,22 @@ class PyTorch:
 
 
 @pytest.fixture
-def trees(pair: tuple[Grapher, Job]) -> Iterator[Trees]:  # noqa: F811
+def grapher() -> Iterator[Grapher]:
+    """Give a job that captures, beside another one."""
+    with two_jobs() as (job, _):
+        yield job
+
+
+@pytest.fixture
+def trees(grapher: Grapher) -> Iterator[Trees]:
     """Give what answers trees for a job whose pool has a graph."""
-    job, _ = pair
-    with job.capture():
+    with grapher.capture():
         pass
-    made = Trees(SimpleNamespace(heap=job.made), PyTorch(job))  # type: ignore[arg-type]
+    made = Trees(SimpleNamespace(heap=grapher.made), PyTorch(grapher))  # type: ignore[arg-type]
     made.install()
     yield made
-    job.release()
-    assert job.held() == 0
+    grapher.release()
+    assert grapher.held() == 0
 
 
 @contextlib.contextmanager
@@ -173,9 +179,9 @@ def test_going_back_is_refused_over_younger_tensors_and_beside_a_capture(trees: 
     trees.go_back(0, state, [])
 
 
-def test_other_storages_and_lacking_functions_are_no_trees(pair: tuple[Grapher, Job]) -> None:  # noqa: F811
+def test_other_storages_and_lacking_functions_are_no_trees(grapher: Grapher) -> None:
     """The sentence names PyTorch's version and what is lacking."""
-    torch = PyTorch(pair[0])
+    torch = PyTorch(grapher)
     torch._C._construct_storage_from_data_pointer = lambda address, _device, _size: Storage(address + 1)
     with pytest.raises(HookError, match=r"PyTorch 2\.0 lays storages out"):
         torch_trees.place_in_storage(torch)

@@ -80,7 +80,8 @@ def test_what_a_job_frees_is_out_of_its_reach(pair: list[IsolatedTenant]) -> Non
 
 
 STRAY = """
-import ctypes, members
+import ctypes
+from cpu.support import members
 with members.make_pool(4, region_bytes=1 << 16, isolate={isolate}) as pool, members.Tenant(pool) as job:
     address = job.allocate(1 << 16)
     job.free(address)

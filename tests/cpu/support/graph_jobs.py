@@ -9,7 +9,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 from cpu.support.twin_device import MIB, TwinDevice
 from twin.meanings import register
 
@@ -31,8 +30,8 @@ GLOBAL = 0
 I32, I64 = ctypes.c_int32, ctypes.c_int64
 _allocate = ctypes.CFUNCTYPE(I64, I64, I32, I64)(hooks.allocate.address)
 _free = ctypes.CFUNCTYPE(None, I64, I64, I32, I64)(hooks.free.address)
-_begin = ctypes.CFUNCTYPE(None, I32, I64, I64, I64)(hooks.begin_allocate_to_pool.address)
-_end = ctypes.CFUNCTYPE(None, I32, I64, I64)(hooks.end_allocate_to_pool.address)
+begin = ctypes.CFUNCTYPE(None, I32, I64, I64, I64)(hooks.begin_allocate_to_pool.address)
+end = ctypes.CFUNCTYPE(None, I32, I64, I64)(hooks.end_allocate_to_pool.address)
 _release = ctypes.CFUNCTYPE(None, I32, I64, I64)(hooks.release_pool.address)
 
 
@@ -81,22 +80,22 @@ class Grapher(Job):
     def capture(self, pool: tuple[int, int] = POOL) -> Iterator[list[Any]]:
         """Capture the first stream as PyTorch does; gives a list that holds the graph in the end."""
         made: list[Any] = []
-        _begin(0, *pool, 0)
+        begin(0, *pool, 0)
         twin = self.device.twin
         assert int(twin.cuStreamBeginCapture(self.stream, GLOBAL)[0]) == 0
         yield made
         status, graph = twin.cuStreamEndCapture(self.stream)
         assert int(status) == 0, "something has spoilt the capture"
-        _end(0, *pool)
+        end(0, *pool)
         made.append(graph)
 
     @contextlib.contextmanager
     def served(self, pool: tuple[int, int] = POOL) -> Iterator[None]:
         """Let a pool serve this thread, as CUDA graph trees do."""
-        _begin(0, *pool, 0)
+        begin(0, *pool, 0)
         captures.serve_thread(self.heap, *pool, threading.get_ident())
         yield
-        _end(0, *pool)
+        end(0, *pool)
         self.release(pool)
 
     def saved(self, pool: tuple[int, int] = POOL) -> Any:  # noqa: ANN401 - an array of PIECE
@@ -128,8 +127,8 @@ class Grapher(Job):
         return int(self.record["held"])
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[Grapher, Job]]:
+@contextlib.contextmanager
+def two_jobs() -> Iterator[tuple[Grapher, Job]]:
     """Give a job that captures and another one; the device and the pool must have everything back in the end."""
     before = HEAP_RECORD.copy()
     sizes = {"budget_bytes": N_REGIONS * REGION_BYTES, "region_bytes": REGION_BYTES}
