@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from zico.base.records import dtype_of
 from zico.scheduler.best_schedule import Cells, ScheduleRecord, best_run, bit_of, cells_of, graph, solve
 from zico.scheduler.cycles import NO_ARC
-from zico.scheduler.packed import packed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,7 +137,7 @@ def test_cells_are_what_the_profile_says_nanosecond_by_nanosecond(works: list[in
     profile = Work(tuple(works), step_ns).load("a").profile
     levels = np.repeat(works, step_ns)
     keeps = works[-1]
-    level, before, claim, rises_ns = (x.tolist() for x in cells_of(packed(profile)[0], cell_ns, keeps))
+    level, before, claim, rises_ns = (x.tolist() for x in cells_of(profile.record[0], cell_ns, keeps))
     n = max(1, (len(levels) + cell_ns // 2) // cell_ns)
     parts = [levels[c * cell_ns : (c + 1) * cell_ns if c + 1 < n else None] for c in range(n)]
     assert level == [int(part.max()) for part in parts]

@@ -41,7 +41,6 @@ from zico.base.records import I8, Numbers, Record
 from zico.pool.rules import is_safe
 from zico.scheduler.cycles import NO_ARC, best_arcs, prune
 from zico.scheduler.layout import PROFILE
-from zico.scheduler.packed import packed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +114,7 @@ def cells_of(profile: ProfileRecord, cell_ns: int, keeps: int) -> tuple[Int64s, 
 
 def cells_for(loads: Sequence[Load], cell_ns: int) -> Cells:
     """Cut iterations into cells."""
-    each = [cells_of(packed(load.profile)[0], cell_ns, load.persistent) for load in loads]
+    each = [cells_of(load.profile.record[0], cell_ns, load.persistent) for load in loads]
     n = np.array([len(cells[0]) for cells in each], np.int64)
     rows = np.zeros((4, len(loads), int(n.max())), np.int64)
     for i, cells in enumerate(each):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.base.errors import ProblemError
 from zico.pool.layout import JobState
 from zico.scheduler.layout import (
     BLOCKERS,
@@ -18,13 +17,11 @@ from zico.scheduler.layout import (
     MEMORY_BYTES,
     NO_TIME,
     NOBODY,
-    PROFILE,
     SNAPSHOT,
     Reason,
 )
 from zico.scheduler.parameters import values
 from zico.scheduler.state import Capabilities, Start, Wait
-from zico.trace.profile import CURVE_BINS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,15 +29,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from zico.scheduler.parameters import Parameter
-    from zico.scheduler.state import Decision, JobView, Plan, PoolView, Profile
+    from zico.scheduler.state import Decision, JobView, Plan, PoolView
 
-    Records = npt.NDArray[np.void]
-
-_TICK_SHIFT = 7  # a curve has 128 to 256 bins
-_MOST_KNOWN = 512
 _DECIDE = ctypes.CFUNCTYPE(None, ctypes.c_int64)
-
-_known: dict[int, tuple[Profile, Records]] = {}
 
 _SENTENCES = {
     Reason.NONE: "",
@@ -58,53 +49,14 @@ _SENTENCES = {
 }
 
 
-def packed(profile: Profile) -> Records:
-    """Return the profile's record in an array of one, converted at the first sight of that very object.
-
-    Raises:
-        ProblemError: It has more bins than a record.
-    """
-    known = _known.get(id(profile))
-    if known is not None and known[0] is profile:
-        return known[1]
-    if len(_known) >= _MOST_KNOWN:
-        _known.clear()
-    record = _converted(profile)
-    _known[id(profile)] = (profile, record)
-    return record
-
-
-def _converted(profile: Profile) -> Records:
-    """Join equal neighbours, and fold the levels from the end."""
-    n = len(profile.held)
-    if not 0 < n <= CURVE_BINS:
-        message = f"a profile has {n} bins: give 1 to {CURVE_BINS}"
-        raise ProblemError(message)
-    held = np.asarray(profile.held, np.int64)
-    t_ns = np.asarray(profile.t_ns, np.int64)
-    first = np.flatnonzero(np.diff(held, prepend=held[0] - 1))
-    records = np.zeros(1, PROFILE)
-    record = records[0]
-    for name in ("duration_ns", "n_events", "shift", "peak"):
-        record[name] = getattr(profile, name)
-    record["tick_ns"] = max(1, profile.duration_ns >> _TICK_SHIFT)
-    record["n_bins"], record["n_steps"] = n, len(first)
-    record["held"][:n], record["t_ns"][:n] = held, t_ns
-    record["claims"][:n] = np.maximum.accumulate(held[::-1])[::-1]
-    record["step_ns"][: len(first)] = t_ns[first]
-    record["level"][: len(first)] = held[first]
-    return records
-
-
 class Snapshot:
     """The records of a pool's view, which this keeps."""
 
     def __init__(self, pool: PoolView) -> None:
-        """Copy the view; profiles are converted once and kept."""
+        """Copy the view."""
         n = len(pool.jobs)
         self._pool = pool
-        self._profiles = [None if job.profile is None else packed(job.profile) for job in pool.jobs]
-        self.jobs = np.array([_row(job, known) for job, known in zip(pool.jobs, self._profiles, strict=True)], JOB)
+        self.jobs = np.array([_row(job) for job in pool.jobs], JOB)
         self.decisions = np.zeros(n, DECISION)
         index = {job.job: i for i, job in enumerate(pool.jobs)}
         self.snapshot = np.zeros(1, SNAPSHOT)
@@ -121,9 +73,9 @@ class Snapshot:
         return {self._pool.jobs[i].job: decision_of(self.decisions[i], self._pool, i) for i in waiting.tolist()}
 
 
-def _row(job: JobView, known: Records | None) -> tuple[int | float, ...]:
+def _row(job: JobView) -> tuple[int | float, ...]:
     """Return a job as a record of a snapshot, whose fields have the names of the view's."""
-    address = 0 if known is None else known.ctypes.data
+    address = 0 if job.profile is None else job.profile.record.ctypes.data
     return tuple(address if name == "profile_address" else getattr(job, name) for name in JOB.names)
 
 

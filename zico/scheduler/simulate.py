@@ -39,7 +39,7 @@ from zico.scheduler.device_model import DeviceModel, taken_ahead
 from zico.scheduler.engine import Stop, advance
 from zico.scheduler.jobs import BUDGET, EVENT, FOREVER, LOG, PHASE, RUN, SAMPLE, SAMPLES, SCRATCH_ROWS, SIM_JOB
 from zico.scheduler.layout import DECISION, JOB, MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, SNAPSHOT, JobFields, Reason
-from zico.scheduler.packed import packed, sentence
+from zico.scheduler.packed import sentence
 from zico.scheduler.shares import floors
 from zico.scheduler.state import JobView, PoolView
 
@@ -261,20 +261,20 @@ class Simulation:
     def _fill(self, number: int, load: Load, owed: float, ahead_ns: int, seed: int) -> None:
         """Fill the record of a job."""
         sim_job = self.sim_jobs[number]
-        true, believed = packed(taken_ahead(load.profile, ahead_ns)), packed(self._believed[number])
-        sim_job["true_address"], sim_job["believed_address"] = true.ctypes.data, believed.ctypes.data
+        true, believed = taken_ahead(load.profile, ahead_ns), self._believed[number]
+        sim_job["true_address"], sim_job["believed_address"] = true.record.ctypes.data, believed.record.ctypes.data
         sim_job["job"], sim_job["floor"], sim_job["waiting_since_ns"] = number, owed, NO_TIME
         sim_job["keeps"], sim_job["arrive_ns"], sim_job["left"] = load.persistent, load.arrive_ns, load.iterations
         sim_job["jitter"], sim_job["weight"], sim_job["priority"] = load.jitter, load.weight, load.priority
         sim_job["random"] = (seed * 997 + number) & 0xFFFF_FFFF_FFFF_FFFF
         phases, rows = [], []
         for phase in load.phases:
-            phases.append(packed(taken_ahead(phase.profile, ahead_ns)))
+            phases.append(taken_ahead(phase.profile, ahead_ns).record)
             rows.append((phase.after, phases[-1].ctypes.data, phase.persistent))
             if load.believed is None:
                 rows.append((phase.after + 1, phases[-1].ctypes.data, -1))
         for after, profile in load.later:
-            phases.append(packed(taken_ahead(profile, ahead_ns)))
+            phases.append(taken_ahead(profile, ahead_ns).record)
             rows.append((after, phases[-1].ctypes.data, -1))
         records = np.array(sorted(rows, key=lambda row: (row[0], row[2])), PHASE)
         sim_job["phases_address"], sim_job["n_phases"] = records.ctypes.data, len(records)

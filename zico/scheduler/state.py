@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Protocol
 
-from zico.scheduler.layout import JobFields
+import numpy as np
+
+from zico.base.errors import ProblemError
+from zico.scheduler.layout import PROFILE, JobFields
+from zico.trace.profile import CURVE_BINS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+_TICK_SHIFT = 7  # a curve has 128 to 256 bins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +39,30 @@ class Profile:
     def peak(self) -> int:
         """Return the most regions held at once."""
         return max(self.held)
+
+    @functools.cached_property
+    def record(self) -> NDArray[np.void]:
+        """Return its PROFILE record, in an array of one that lives as long as this does.
+
+        Raises:
+            ProblemError: It has more bins than a record.
+        """
+        n = len(self.held)
+        if not 0 < n <= CURVE_BINS:
+            raise ProblemError(f"a profile has {n} bins: give 1 to {CURVE_BINS}")
+        held, t_ns = np.asarray(self.held, np.int64), np.asarray(self.t_ns, np.int64)
+        first = np.flatnonzero(np.diff(held, prepend=held[0] - 1))
+        records = np.zeros(1, PROFILE)
+        record = records[0]
+        for name in ("duration_ns", "n_events", "shift", "peak"):
+            record[name] = getattr(self, name)
+        record["tick_ns"] = max(1, self.duration_ns >> _TICK_SHIFT)
+        record["n_bins"], record["n_steps"] = n, len(first)
+        record["held"][:n], record["t_ns"][:n] = held, t_ns
+        record["claims"][:n] = np.maximum.accumulate(held[::-1])[::-1]
+        record["step_ns"][: len(first)] = t_ns[first]
+        record["level"][: len(first)] = held[first]
+        return records
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -10,7 +10,6 @@ from zico.broker.speeds import Look, Speeds
 from zico.pool.layout import JobState
 from zico.scheduler.engine import Stop
 from zico.scheduler.layout import NO_TIME
-from zico.scheduler.packed import packed
 from zico.scheduler.simulate import Simulation
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class Watched(Simulation):
         run, sim_job, profile = self._run[0], self.sim_jobs[number], self.loads[number].profile
         if not self._inside[number]:
             return 0.0
-        steps_ns = [*packed(profile)[0]["step_ns"][: int(packed(profile)[0]["n_steps"])].tolist(), profile.duration_ns]
+        steps_ns = [*profile.record["step_ns"][0, : int(profile.record["n_steps"][0])].tolist(), profile.duration_ns]
         at_ns, end_ns = steps_ns[int(sim_job["step"])], steps_ns[int(sim_job["step"]) + 1]
         if sim_job["busy"]:
             slower = self._slowdown[min(int(run["n_busy"]), len(self._slowdown) - 1)]

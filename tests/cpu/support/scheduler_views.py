@@ -9,7 +9,7 @@ import numpy as np
 
 from zico.pool.layout import JobState
 from zico.scheduler import demand, greedy
-from zico.scheduler.packed import Snapshot, packed
+from zico.scheduler.packed import Snapshot
 from zico.scheduler.state import PoolView
 from zico.trace.profile import claim_at
 
@@ -46,7 +46,7 @@ def claim(job: JobView) -> int:
         return job.held
     if job.phase == JobState.BOUNDARY:
         return max(job.held, job.profile.peak)
-    record = packed(job.profile)[0]
+    record = job.profile.record[0]
     return max(job.held, int(claim_at(record, record["claims"], job.progress)))
 
 
