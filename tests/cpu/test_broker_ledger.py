@@ -21,9 +21,8 @@ from zico.broker.outside import OutsideFigures
 from zico.broker.pool_manager import SAMPLE_NS, TRIAL_LOOK_NS, PoolManager
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
-from zico.broker.speeds import Look
 from zico.broker.trials import SavingTrial
-from zico.broker.views import ProfileCache, jobs_in, looks_of, mask_of, pool_view
+from zico.broker.views import ProfileCache, jobs_in, mask_of, pool_view
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, NO_MORE, NOBODY, Auto, JobState, SaveMode
 from zico.pool.table import PoolTable
 from zico.report.model import read_record
@@ -74,23 +73,6 @@ def new_ledger(*, is_recorded: bool = True) -> Ledger:
 def join(ledger: Ledger, job: int, name: str) -> Member:
     """Add a member."""
     return ledger.join(job=job, pid=100 + job, name=name, framework="torch", pidfd=None)
-
-
-def test_looks_say_where_jobs_are() -> None:
-    """Whether a job is at work, how far it is, and whether anything is known of its iterations."""
-    _header, jobs = empty_table()
-    for job in range(5):
-        set_fields(jobs[job], state=JobState.RUNNING, profiled=1, progress=5, iteration=3, need_waited_ns=job)
-        set_fields(jobs[job], started_ns=20 * S, last_boundary_ns=19 * S)
-        set_fields(jobs[job]["profile"], n_bins=4, n_events=10, duration_ns=S)
-    set_fields(jobs[1], state=JobState.BOUNDARY)
-    set_fields(jobs[2], last_boundary_ns=21 * S)  # admitted, and not yet awake
-    set_fields(jobs[3], started_ns=S, last_boundary_ns=0)  # at a prompt
-    set_fields(jobs[4]["profile"], n_bins=1)
-    looks = looks_of(jobs, 21 * S)
-    assert [look.inside for look in looks.values()] == [True, False, False, False, True]
-    assert [look.n_events for look in looks.values()] == [10, 10, 10, 10, 0]
-    assert looks[0] == Look(3, True, 20 * S, 19 * S, 0, 0, 0.5, 10, True)  # noqa: FBT003 - in the order of its fields
 
 
 # -- views -----------------------------------------------------------------------------------------

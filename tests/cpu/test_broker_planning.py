@@ -163,7 +163,6 @@ def test_alike_profiles_keep_the_plan(other: PoolView) -> None:
         pytest.param(view(job(0), job(1, held=(40, 70, 40))), id="a higher peak"),
         pytest.param(view(job(0), job(1, kept=9)), id="keeps more"),
         pytest.param(view(budget=90), id="another budget"),
-        pytest.param(dataclasses.replace(view(), slowdown=(1, 1, 1.4)), id="another slowdown"),
     ],
 )
 def test_what_has_changed_is_thought_of_again_while_the_old_plan_lasts(other: PoolView) -> None:

@@ -42,7 +42,7 @@ def status(*jobs: JobReport) -> Status:
     return Status(
         schema_version="zico.status.v1", policy="zico", uptime_s=5.5, region_bytes=4 * MIB, budget_bytes=64 * MIB,
         granted_bytes=12 * MIB, physical_bytes=13 * MIB, peak_granted_bytes=60 * MIB, peak_physical_bytes=61 * MIB,
-        jobs=jobs, slowdown=(1.5,),
+        jobs=jobs,
     )  # fmt: skip
 
 
@@ -90,7 +90,6 @@ def test_a_scrape_has_the_figures_of_the_pool_and_of_each_process() -> None:
     assert found["zico_pool_uptime_seconds", pool] == 5.5
     assert (found["zico_pool_stalls_total", pool], found["zico_pool_recoveries_total", pool]) == (2, 1)
     assert found["zico_pool_jobs", pool] == 2
-    assert found["zico_pool_slowdown_ratio", pool | {("jobs", "2")}] == 1.5
     assert ("zico_pool_context_bytes", pool) not in found  # not known on the host
     first, second = (pool | {("job_name", 'a "b"\\'), ("framework", "torch"), ("place", n)} for n in "34")
     assert [found["zico_job_iterations_total", one] for one in (first, second)] == [7, 8]
@@ -104,13 +103,10 @@ def test_a_scrape_has_the_figures_of_the_pool_and_of_each_process() -> None:
 
 def test_a_scrape_of_several_pools_has_each_metric_once() -> None:
     """The label says of which device a sample is; the format does not allow a family twice."""
-    other = msgspec.structs.replace(status(job(3, "b", iterations=9)), device="host:1", slowdown=())
+    other = msgspec.structs.replace(status(job(3, "b", iterations=9)), device="host:1")
     found = exposed(TWO_OF_ONE_NAME, other)
     assert found["zico_pool_jobs", frozenset({("device", "host")})] == 2
     assert found["zico_pool_jobs", frozenset({("device", "host:1")})] == 1
-    assert {labels for name, labels in found if name == "zico_pool_slowdown_ratio"} == {
-        frozenset({("device", "host"), ("jobs", "2")})
-    }
     text = prometheus_client.generate_latest(registry_of(TWO_OF_ONE_NAME, other)).decode()
     types = [line for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(set(types)) == len(types)

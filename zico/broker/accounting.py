@@ -63,8 +63,7 @@ from zico.broker.protocol.messages import (
 )
 from zico.broker.samples import NOTHING, History
 from zico.broker.saving import MODES
-from zico.broker.speeds import Speeds
-from zico.broker.views import ProfileCache, Record, count_of, jobs_in, looks_of, pool_view, profile_of
+from zico.broker.views import ProfileCache, Record, count_of, jobs_in, pool_view, profile_of
 from zico.pool.layout import JOB, JobState, refusing_limit
 
 if TYPE_CHECKING:
@@ -104,7 +103,6 @@ class Ledger:
         self._history = History()
         self._marks = Marks()
         self._profiles = ProfileCache()
-        self._speeds = Speeds()
         self._header: Record | None = None
         self._physical_bytes = 0
         self._peak_physical_bytes = 0
@@ -175,7 +173,6 @@ class Ledger:
     def observe(self, header: Record, jobs: Record, physical_bytes: int, now_ns: int) -> None:
         """Take in one snapshot of the table, whose arrays are the ledger's from now on, and the physical bytes."""
         self._header = header
-        self._speeds.observe(now_ns, looks_of(jobs, now_ns))
         self._physical_bytes = physical_bytes
         self._peak_physical_bytes = max(physical_bytes, self._peak_physical_bytes)
         held, out = {}, {}
@@ -216,8 +213,8 @@ class Ledger:
         self._outsiders.append(outsider)
 
     def view(self, header: Record, jobs: Record, now_ns: int) -> PoolView:
-        """Return what a policy sees of the snapshot, with what was measured of jobs that work together."""
-        return self._speeds.noted(pool_view(header, jobs, now_ns, self._profiles))
+        """Return what a policy sees of the snapshot."""
+        return pool_view(header, jobs, now_ns, self._profiles)
 
     # -- what is told ------------------------------------------------------------------------------
 
@@ -242,7 +239,6 @@ class Ledger:
             first_budget_bytes=self._budgets[0][1],
             most_bytes=self._header_bytes("n_regions"),
             isolated=bool(self._header_count("isolate")),
-            slowdown=self._speeds.measured,
             launchers=tuple(one.pid for one in self._present.values() if one.record["aside"]),
             **_known(self._outside),
         )
@@ -257,7 +253,6 @@ class Ledger:
             last_budget_bytes=self._budgets[-1][1],
             recoveries=self._header_count("recoveries"),
             stalls=self._header_count("stalls"),
-            slowdown=self._speeds.measured_last,
             **_known(self._peak_outside),
         )
         return Report(

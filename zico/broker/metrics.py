@@ -355,26 +355,9 @@ def families(pools: Sequence[PoolNow]) -> Iterator[Any]:
     for status, _ in pools:
         jobs.add_metric((status.device,), len(status.jobs))
     yield jobs
-    yield from _slowdowns(pools)
     yield from _of_jobs(
         [((status.device, job.name, job.framework, str(job.job)), job) for status, _ in pools for job in status.jobs]
     )
-
-
-def _slowdowns(pools: Sequence[PoolNow]) -> Iterator[Any]:
-    """Yield how much slower jobs are together, if that is known of a pool."""
-    from prometheus_client.metrics_core import GaugeMetricFamily
-
-    slower = GaugeMetricFamily(
-        "zico_pool_slowdown_ratio",
-        "How many times longer an iteration takes than alone, by the number of jobs that work together.",
-        labels=("device", "jobs"),
-    )
-    for status, _ in pools:
-        for count, factor in enumerate(status.slowdown, 2):
-            slower.add_metric((status.device, str(count)), factor)
-    if slower.samples:
-        yield slower
 
 
 def _of_jobs(labelled: Sequence[tuple[tuple[str, ...], JobReport]]) -> Iterator[Any]:

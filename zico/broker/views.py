@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zico.base.compiled import interpreted
 from zico.broker.protocol.messages import MAX_COUNT
-from zico.broker.speeds import Look
 from zico.pool import rules
 from zico.pool.layout import NOBODY, JobState, SaveMode
 from zico.pool.profiles import MAIN_PHASE
@@ -23,25 +21,9 @@ if TYPE_CHECKING:
 Record = npt.NDArray[np.void]
 """The header, or the jobs' records, as ``PoolTable.snapshot`` copies them."""
 
-_is_still = interpreted(rules.is_still)
-
 _AS_IT_IS = ("persistent", "progress", "iteration", "started_ns", "need", "limit")
 """Of a job's record, under the same names in what a policy sees."""
 _DEBT = tuple(field.name for field in dataclasses.fields(rules.Debt))
-_LOOKED_AT = (
-    *(
-        "state",
-        "profiled",
-        "atypical",
-        "waiting_threads",
-        "patient",
-        "progress",
-        "iteration",
-        "started_ns",
-        "last_boundary_ns",
-    ),
-    *("need_since_ns", "need_waited_ns", "iteration_waited_ns", "stopped_until_ns"),
-)
 
 
 class _Known(NamedTuple):
@@ -235,33 +217,6 @@ def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache)
         late=tuple(np.flatnonzero(shown["awaited"]).tolist()),
         staying=tuple(np.flatnonzero((shown["stays"] != 0) & (jobs["held"] > 0)).tolist()),
     )
-
-
-def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:
-    """Return where all jobs are, for ``Speeds``; of a group its first rank."""
-    places = np.fromiter(firsts_of(jobs), np.int64)
-    own = {name: jobs[name][places] for name in _LOOKED_AT}
-    profiles = {name: jobs["profile"][name][places] for name in ("n_events", "duration_ns", "n_bins")}
-    known = (own["profiled"] == 1) & (profiles["n_bins"] > 1)  # a single bin is of an iteration that set things up
-    n_events = np.where(known, profiles["n_events"], 0)
-    inside_ns = now_ns - own["started_ns"] - own["iteration_waited_ns"]
-    waits, stopped = own["waiting_threads"] > own["patient"], own["stopped_until_ns"] > now_ns
-    gone_on = known & _is_still(waits, inside_ns, profiles["duration_ns"], stopped)
-    # A job that was admitted has not begun before it has woken.
-    inside = (own["state"] == JobState.RUNNING) & (own["started_ns"] >= own["last_boundary_ns"]) & ~gone_on
-    columns = (
-        own["iteration"],
-        inside,
-        own["started_ns"],
-        own["last_boundary_ns"],
-        own["need_since_ns"],
-        own["need_waited_ns"],
-        np.minimum(1.0, own["progress"] / np.maximum(1, n_events)),
-        n_events,
-        own["atypical"] == 0,
-    )
-    looks = map(Look, *(column.tolist() for column in columns))
-    return dict(zip(places.tolist(), looks, strict=True))
 
 
 def jobs_in(mask: int) -> tuple[int, ...]:

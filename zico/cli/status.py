@@ -14,7 +14,7 @@ from zico.cli.brokers import Brokers, broker_options
 from zico.cli.options import share_text
 from zico.report.console import TextConsole
 from zico.report.model import waits_for
-from zico.report.table import outside_lines, together_lines
+from zico.report.table import outside_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ def _show(path: Path, found: Status) -> None:
     )
     if found.fault:
         console.print(found.fault, markup=False, soft_wrap=True)
-    for line in (*outside_lines(found.context_bytes, found.foreign_bytes), *together_lines(found.slowdown)):
+    for line in outside_lines(found.context_bytes, found.foreign_bytes):
         console.print(line)
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
     for column in COLUMNS:

@@ -65,7 +65,6 @@ def pool_lines(report: RunReport) -> Iterator[str]:
         f"sum of the jobs' own peaks {format_bytes(pool.sum_of_job_peaks_bytes)}"
     )
     yield from outside_lines(pool.context_bytes, pool.foreign_bytes)
-    yield from together_lines(pool.slowdown)
     if report.peaks_told:
         yield report.peaks_told
 
@@ -77,13 +76,6 @@ def outside_lines(context_bytes: int | msgspec.UnsetType, foreign_bytes: int | m
             f"outside the pool: framework contexts and workspaces {format_bytes(context_bytes)}, "
             f"others {format_bytes(foreign_bytes)}"
         )
-
-
-def together_lines(slowdown: tuple[float, ...]) -> Iterator[str]:
-    """Yield how much slower jobs are that work together, where that was measured."""
-    if slowdown:
-        each = ", ".join(f"{factor:.2f} times as long with {n} jobs" for n, factor in enumerate(slowdown, 2))
-        yield f"without its waits, an iteration takes {each} as alone"
 
 
 def attention_lines(report: RunReport) -> Iterator[str]:

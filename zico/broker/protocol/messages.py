@@ -57,7 +57,6 @@ MAX_SECONDS = 1e12
 """Above any sum of four words of the shared table that count nanoseconds."""
 MAX_RATE = 1e30
 """Above any word of the shared table, per nanosecond."""
-MAX_FACTOR = 1e12
 MAX_REASON_CHARS = 300
 MAX_OUTSIDERS = 16
 """Processes outside the pool in one ``Report``, the latest that told."""
@@ -87,7 +86,6 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Weight = Annotated[float, Meta(gt=0, le=MAX_WEIGHT)]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Slo = Annotated[float, Meta(gt=0, le=MAX_SLO)]
-Factors = tuple[Annotated[float, Meta(ge=1, le=MAX_FACTOR)], ...]
 SaveMode = Literal["none", "swap", "page", "auto"]
 """What a job does when its peak exceeds what it may hold: nothing, move tensors by a plan, page, or what is best."""
 
@@ -378,8 +376,6 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     """The largest budget that it can be given."""
     isolated: bool = False
     """Whether no job sees what another has left in memory."""
-    slowdown: Factors = ()
-    """By what factor each of 2, 3, ... of these jobs is slower than alone when they work together; empty: not known."""
     metrics: Text = ""
     """Where the broker serves metrics, as users read it; empty: nowhere."""
     mps: Text = ""
@@ -411,8 +407,6 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     context_bytes: Known = msgspec.UNSET
     """The most seen; as in ``Status``."""
     foreign_bytes: Known = msgspec.UNSET
-    slowdown: Factors = ()
-    """As in ``Status``, the last that was measured."""
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
