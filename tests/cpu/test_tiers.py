@@ -95,13 +95,6 @@ class TierMachine(RuleBasedStateMachine):
         del self.held[ticket]
         self.stack.drop(ticket)
 
-    @rule(data=st.data())
-    def lose(self, data: st.DataObject) -> None:
-        """Whoever knew some of the tickets has died: their blocks are found and freed."""
-        lost = data.draw(st.sets(st.sampled_from(sorted(self.held)))) if self.held else set()
-        gone = sum(-(-len(self.held.pop(ticket)) // BLOCK) for ticket in lost)
-        assert self.stack.keep_only(list(self.held)) == gone
-
     @rule()
     def trim(self) -> None:
         """Physical memory that is not needed goes back, and nothing else."""
@@ -110,13 +103,6 @@ class TierMachine(RuleBasedStateMachine):
         resident = os.fstat(int(self.stack.record["tiers"][0][0]["descriptor"])).st_blocks * 512
         highest = max((ticket >> 2 for ticket in self.held if ticket & TIER_MASK == 0), default=-1)
         assert resident <= (self.blocks[0] if highest >= 0 else 0) * BLOCK
-
-    @rule()
-    def hand_over(self) -> None:
-        """Another process's way to the same tiers goes on where this one is."""
-        successor = TierStack(self.stack.export())
-        self.stack.close()
-        self.stack = successor
 
     @invariant()
     def contents_are_there(self) -> None:
@@ -206,7 +192,6 @@ def test_threads_that_take_at_once_get_different_blocks() -> None:
             worker.join(60)
         assert clashes == [0] * 4
         assert stack.usage()[0].used_bytes == 0
-        assert stack.keep_only([]) == 0
 
 
 def descriptors() -> int:
@@ -218,11 +203,9 @@ def test_a_closed_stack_leaves_no_descriptor_and_no_file(tmp_path: Path) -> None
     """While it lives a file has no name; closed, it is gone, and so are mappings and descriptors."""
     before = descriptors(), Path("/proc/self/maps").read_text().count("zico-")
     wishes = (TierWish("memory", MIB), TierWish("file", MIB))
-    with TierStack.create(wishes, block_bytes=BLOCK, directory=str(tmp_path)) as stack:
+    with TierStack.create(wishes, block_bytes=BLOCK, directory=str(tmp_path)):
         assert list(tmp_path.iterdir()) == []
         assert descriptors() == before[0] + 3
-        with TierStack(stack.export()):
-            assert descriptors() == before[0] + 6
     assert (descriptors(), Path("/proc/self/maps").read_text().count("zico-")) == before
 
 

@@ -1,10 +1,8 @@
-"""Chains of blocks: taking, following, freeing, and putting right after a death in between.
+"""Chains of blocks: taking, following, freeing.
 
 Guarantees
     A system call on a tier's descriptor does all of it or returns an errno. Any number of threads
-    and processes may take and free at once. A block is in one chain at most. Whoever dies while
-    taking or freeing leaves at worst blocks that no chain in use leads to; ``keep_only`` frees
-    them.
+    may take and free at once. A block is in one chain at most.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.base.compiled import add_at, array_at, call, compare_exchange, compiled, inlined, keep_in_line, record_at
-from zico.tiers.layout import EMPTY, END, FILE, FULL, KEPT, SHARED, TAKEN, TIER_BITS, TIER_MASK, WORD_BYTES
+from zico.tiers.layout import EMPTY, END, FILE, FULL, KEPT, SHARED, TAKEN, WORD_BYTES
 
 if TYPE_CHECKING:
     from zico.tiers.layout import Shared, StoreRecord
@@ -102,7 +100,7 @@ _NO_PAGES = TAKEN
 
 @inlined
 def shared_of(store: StoreRecord) -> Shared:
-    """Return what all processes know of the tier."""
+    """Return what is known of the tier."""
     return record_at(store.shared_address, SHARED)
 
 
@@ -244,38 +242,8 @@ def _release(store: StoreRecord, first: int) -> int:
 
 @compiled
 def free(store: StoreRecord, first: int) -> None:
-    """Free a chain. Forget its index before: a death in here leaves some of its blocks free and some not."""
+    """Free a chain, whose index is worth nothing from then on."""
     add_at(store.shared_address + _USED, -_release(store, first))
-
-
-@compiled
-def keep_only(store: StoreRecord, tier: int, tickets: Array) -> int:
-    """Free every block that no chain of these tickets leads to, and count anew; returns how many were lost.
-
-    Nobody else may use the tier meanwhile. Tickets of other tiers, and what is less than 0, say
-    nothing.
-    """
-    shared = shared_of(store)
-    words = words_of(store)
-    for i in range(shared.n_blocks):
-        words[i] = abs(words[i])  # somebody may have died in here, too
-    reached = 0
-    for ticket in tickets:
-        block = ticket >> TIER_BITS if ticket & TIER_MASK == tier else END
-        while is_taken(store, block):
-            word = words[block]
-            words[block] = -word  # marks it
-            reached += 1
-            block = next_of(word)
-    lost = 0
-    for i in range(shared.n_blocks):
-        if words[i] >= TAKEN:
-            words[i] = EMPTY if shared.kind == FILE else KEPT  # how far its taker came nobody knows
-            lost += 1
-        words[i] = abs(words[i])
-    shared.used = reached
-    shared.hint = 0
-    return lost
 
 
 @compiled

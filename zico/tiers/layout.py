@@ -1,4 +1,4 @@
-"""What describes a stack of tiers: in shared memory what is true, in each process how it gets there.
+"""What describes a stack of tiers.
 
 One memfd holds a ``SHARED`` for each tier and, for each block of each tier, a *word*. A payload of
 any size lies in a *chain* of blocks of one tier; the index of its first block is all that one has
@@ -8,7 +8,7 @@ to remember::
     block is  free, empty   free, pages    in a chain; next is the index of the chain's next block, -1: none
 
 *pages*: a memory tier's block has physical pages. Free ones are taken by compare-and-exchange, so
-no lock is ever held, and nothing that another process waits for can die with one.
+no lock is ever held, and no thread waits for one that is preempted.
 
 How fast a tier is, is measured when it is made, and kept current by every copy. A copy of ``n``
 bytes takes ``latency + n / bandwidth``. The latency is what a page takes, measured once; the
@@ -26,7 +26,6 @@ from typing import Annotated, Any
 from zico.base.compiled import compiled
 from zico.base.records import I8, Numbers, Record, Records, dtype_of
 
-MAGIC = 0x5A49434F_54494552  # "ZICOTIER"
 MAX_TIERS = 4
 MEMORY = 0
 FILE = 1
@@ -52,13 +51,12 @@ TIER_MASK = (1 << TIER_BITS) - 1
 ALIGNMENT_BYTES = 4096
 """What ``O_DIRECT`` wants addresses, offsets and lengths to be multiples of: the largest logical block there is."""
 BOUNCE_BYTES = 1 << 20
-"""Two of these in each process, one a direction, for what is not aligned."""
+"""Two of these, one a direction, for what is not aligned."""
 
 
 class Shared(Record, align=False):
-    """One tier, as every process sees it."""
+    """One tier, as a forked child sees it, too."""
 
-    magic: I8
     kind: I8
     block_bytes: I8
     n_blocks: I8
@@ -85,7 +83,7 @@ SHARED = dtype_of(Shared)
 
 
 class StoreRecord(Record, align=False):
-    """One process's way to one tier."""
+    """The way to one tier."""
 
     shared_address: I8
     words_address: I8
@@ -104,7 +102,7 @@ STORE = dtype_of(StoreRecord)
 
 
 class StackRecord(Record, align=False):
-    """One process's way to a stack of tiers, the first is asked first."""
+    """The way to a stack of tiers, the first of which is asked first."""
 
     n_tiers: I8
     tiers: Annotated[Records[StoreRecord], StoreRecord, (MAX_TIERS,)]

@@ -1,7 +1,6 @@
-"""A stack of tiers from Python: making it, handing it to another process, and what it has done.
+"""A stack of tiers from Python: making it, and what it has done.
 
-The process that makes it owns nothing that a second one could not go on with: all state is in one
-memfd, payloads are in descriptors that have no name. When the last of them is closed everything is
+Payloads are in descriptors that have no name. When the process ends, however it does, everything is
 gone.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import math
 import mmap
 import os
@@ -32,7 +30,6 @@ from zico.tiers.layout import (
     FILE,
     IN,
     KIND_NAMES,
-    MAGIC,
     MAX_TIERS,
     MEMORY,
     OUT,
@@ -130,26 +127,20 @@ _FUNCTIONS = {
 
 
 class TierStack:
-    """One process's way to a stack of tiers; close it, or use it as a context manager.
+    """A stack of tiers; close it, or use it as a context manager.
 
     Compiled code uses ``record`` with the functions of ``zico.tiers.stores``, Python may use the
     methods, which wait for the copy without holding the GIL.
     """
 
     def __init__(self, descriptors: Sequence[int]) -> None:
-        """Take over the descriptors that ``export`` gave, also when this fails.
-
-        Raises:
-            ConfigError: They are none of a stack of tiers.
-        """
+        """Take over the descriptors of ``create``, also when this fails."""
         self.record: Any = np.zeros(1, STACK)
         self._descriptors = tuple(descriptors)
         with contextlib.ExitStack() as undo:
             undo.callback(close_descriptors, self._descriptors)
             base = self._map(undo, self._descriptors[0])
             self.shared = _view(base, SHARED, len(self._descriptors) - 1)
-            if not 0 < len(self.shared) <= MAX_TIERS or not np.all(self.shared["magic"] == MAGIC):
-                raise ConfigError(f"{len(self._descriptors)} descriptors came that are no stack of tiers")
             bounce = _bounce_buffers(undo)
             for tier, shared in enumerate(self.shared):
                 self._fill(undo, tier, shared, base, bounce)
@@ -222,10 +213,6 @@ class TierStack:
         for field, name in _FUNCTIONS.items():
             store[field] = ctypes.cast(getattr(_libc, name), ctypes.c_void_p).value
 
-    def export(self) -> list[int]:
-        """Return new descriptors, for another process's ``TierStack``; the caller owns them."""
-        return [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 0) for descriptor in self._descriptors]
-
     def put(self, address: int, size_bytes: int, encoding: int = ZEROS) -> int:
         """Copy memory to the first tier that has room: ``zico.tiers.stores.put``."""
         return int(stores.put(self.record[0], address, size_bytes, encoding))
@@ -237,10 +224,6 @@ class TierStack:
     def drop(self, ticket: int) -> None:
         """Forget a payload: ``zico.tiers.stores.drop``."""
         stores.drop(self.record[0], ticket)
-
-    def keep_only(self, tickets: Sequence[int]) -> int:
-        """Free all that no payload of these tickets needs, after a death: ``zico.tiers.stores.keep_only``."""
-        return int(stores.keep_only(self.record[0], np.array(tickets, np.int64)))
 
     def trim(self) -> int:
         """Give physical memory back that nothing has needed since the last call: ``zico.tiers.stores.trim``."""
@@ -255,7 +238,7 @@ class TierStack:
         return tuple(use_of(shared) for shared in self.shared)
 
     def close(self) -> None:
-        """Unmap and close; payloads that no other process can reach are gone."""
+        """Unmap and close; payloads are gone."""
         self.record["n_tiers"] = 0
         self.shared = self.shared[:0]
         self._undo.close()
@@ -275,7 +258,7 @@ def _smaller(block_bytes: int) -> int:
 
 
 def _describe(wishes: Sequence[TierWish], whole_bytes: int) -> Any:  # noqa: ANN401 - SHARED records
-    """Return what all processes are to know, with the words' places."""
+    """Return a record for each tier, with the words' places."""
     if not 0 < len(wishes) <= MAX_TIERS:
         raise ConfigError(f"{len(wishes)} tiers are wanted: give {ACCEPTED}")
     shared = np.zeros(len(wishes), SHARED)
@@ -287,7 +270,6 @@ def _describe(wishes: Sequence[TierWish], whole_bytes: int) -> Any:  # noqa: ANN
         if n_blocks < 1:
             wanted, least = format_bytes(wish.size_bytes), format_bytes(block_bytes)
             raise ConfigError(f"the {wish.kind} tier has {wanted}, which is less than one block: give at least {least}")
-        one["magic"] = MAGIC
         one["kind"] = kind
         one["block_bytes"] = block_bytes
         one["n_blocks"] = n_blocks

@@ -12,7 +12,7 @@ Guarantees
     it.
 
 Known limitations
-    One ``put`` and one ``get`` at a time per process and stack, each by any thread; ``drop`` by any
+    One ``put`` and one ``get`` at a time per stack, each by any thread; ``drop`` by any
     number.
 """
 
@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import errno
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from zico.base.compiled import call, compiled, entry, inlined, record_at
 from zico.base.libc import monotonic_ns
@@ -180,7 +178,7 @@ Array = Any
 
 @inlined
 def tier_of(stack: StackRecord, tier: int) -> StoreRecord:
-    """Return this process's way to a tier of the stack."""
+    """Return the way to a tier of the stack."""
     return record_at(address_of(stack) + _TIERS + tier * _STORE_BYTES, STORE)
 
 
@@ -189,7 +187,7 @@ def put(stack: StackRecord, address: int, size_bytes: int, encoding: int) -> int
     """Copy memory to the first tier that has room.
 
     Args:
-        stack: A ``STACK`` record of this process.
+        stack: A ``STACK`` record.
         address: Where the memory is; nobody may write to it meanwhile. Multiples of 4096 save files
             a copy.
         size_bytes: How much, at least 1.
@@ -278,15 +276,6 @@ def where(stack: StackRecord, ticket: int) -> int:
         following = chains.next_of(chains.words_of(store)[i])
     beside = shared_of(store).kind == MEMORY and following == END
     return store.map_address + first * shared_of(store).block_bytes if beside else 0
-
-
-@entry(STACK, [np.int64])
-def keep_only(stack: StackRecord, tickets: Array) -> int:
-    """Free all blocks that no payload of these tickets needs; returns how many. Nobody else may use the stack."""
-    lost = 0
-    for tier in range(stack.n_tiers):
-        lost += chains.keep_only(tier_of(stack, tier), tier, tickets)
-    return lost
 
 
 @entry(STACK)

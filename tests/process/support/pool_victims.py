@@ -202,4 +202,4 @@ class Trial(single_steps.Trial):
 
 
 if __name__ == "__main__":
-    single_steps.main(Trial, OPERATIONS, DEADLINE_S, {})
+    single_steps.main(Trial, OPERATIONS, DEADLINE_S)

@@ -1,8 +1,8 @@
 """Children that are killed at chosen machine instructions: forked, run by single steps of ptrace(2), killed there.
 
-What the scripts ``pool_victims.py`` and ``tier_victims.py`` share, each of which is a process of
-its own with one thread: ``SCRIPT TRIALS [OPERATION ...]``. The instructions are spread over the
-whole operation, which stands between two ``stop_here``. Prints a line of JSON for each operation.
+For ``pool_victims.py``, a process of its own with one thread: ``SCRIPT TRIALS [OPERATION ...]``.
+The instructions are spread over the whole operation, which stands between two ``stop_here``. Prints
+a line of JSON for each operation.
 """
 
 from __future__ import annotations
@@ -121,19 +121,17 @@ def _kill_all_along(make: Callable[[], Trial], trials: int) -> dict[str, Any]:
     return {"fault": None, "instructions": length, "left": left}
 
 
-def main(make: Callable[[str], Trial], operations: Iterable[str], deadline_s: int, longer: dict[str, int]) -> None:
+def main(make: Callable[[str], Trial], operations: Iterable[str], deadline_s: int) -> None:
     """Do the operations that the command line names, or all.
 
     Args:
         make: Makes a trial of an operation.
         operations: All of them.
         deadline_s: When this process is killed, whatever it does.
-        longer: By how much fewer trials an operation gets that takes so many times the instructions
-            and more.
     """
     trials, names = int(sys.argv[1]), sys.argv[2:]
     signal.alarm(deadline_s)
     _step(0, 0, np.zeros(1, "i4"))  # compiled before anybody is stopped
     for name in names or operations:
-        found = _kill_all_along(lambda name=name: make(name), max(trials // longer.get(name, 1), 2))  # type: ignore[misc]
+        found = _kill_all_along(lambda name=name: make(name), trials)  # type: ignore[misc]
         print(json.dumps({"operation": name, **found}), flush=True)  # noqa: T201 - the test reads it
