@@ -152,7 +152,7 @@ class Trial(single_steps.Trial):
         grab(self.victim, 1)
         boundaries.finish_iteration(self.third.member[0], 0)
         mine = [r for r, owner in enumerate(owners(self.pool)) if owner == job_of(self.victim)]
-        self.array = np.array(mine if operation in ("give", "guard") else [NOBODY, NOBODY, 0], "i4")
+        self.array = np.array(mine if operation in ("give", "give_unused", "guard") else [NOBODY, NOBODY, 0], "i4")
         if operation == "guard":  # got behind a fence that has not passed
             self.word = fence(job_of(self.other), 0, 5)
             issued(self.pool)[job_of(self.other), 0] = 5
