@@ -73,7 +73,7 @@ def cheapest(graph: Graph, limit_bytes: int) -> int | None:
     return None
 
 
-@pytest.mark.parametrize(("budget", "runs"), [(10, 17), (8, 19), (6, 21), (5, 22), (4, 26)])
+@pytest.mark.parametrize(("budget", "runs"), [(10, 17), (8, 19), (6, 21), (5, 22)])
 def test_the_chains_optimum_is_the_published_one(budget: int, runs: int) -> None:
     """8 forward and 9 further operations of unit cost and size: so many runs, and proved to be the least."""
     answer = plan("checkmate", chain(8), budget, SECONDS)

@@ -32,7 +32,7 @@ from zico.job import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
+    from types import CodeType, FrameType
 
 LIMIT_MIB = 16
 """Less than the model needs: feature maps leave where the job swaps, blocks where it pages."""
@@ -182,18 +182,21 @@ def check_threads_of_ours_do_not_compile() -> None:
 
 
 def check_a_fork_at_every_step_of_planning() -> None:
-    """A child forked at any line of the planner's allocates, trains, forks again and ends."""
+    """A child forked at any line of the planner's, when it runs first, allocates, trains, forks again and ends."""
     expected = train(1)
     planning = joined().heap.planning
     assert planning is not None
     asks: queue.SimpleQueue[str] = queue.SimpleQueue()
     answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+    seen: set[tuple[CodeType, int]] = set()
 
     def at_each(frame: FrameType, _event: str, _value: object) -> Any:  # noqa: ANN401 - Python's protocol
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
-        asks.put("stands")
-        answers.get(timeout=DEADLINE_S)
+        if (line := (frame.f_code, frame.f_lineno)) not in seen:
+            seen.add(line)
+            asks.put("stands")
+            answers.get(timeout=DEADLINE_S)
         return at_each
 
     def plan_slowly() -> None:
