@@ -1,7 +1,7 @@
 """CuPy's and Numba's device arrays in a pool, without a GPU: their allocators' functions over a device of software.
 
 Numba's classes are its own. CuPy's are its own where it is installed (the tests named ``real``);
-else, and always, a stand-in with the same signatures. Which stream and device are current is always
+else, and always, a fake with the same signatures. Which stream and device are current is always
 told by the test.
 """
 
@@ -95,13 +95,13 @@ class Cupy:
         return self.module.cuda.get_allocator()(size_bytes)
 
 
-@pytest.fixture(params=["stand-in", "real"])
+@pytest.fixture(params=["fake", "real"])
 def cupy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, session: SimpleNamespace) -> Iterator[Cupy]:
     """Return CuPy, redirected."""
-    if request.param == "stand-in":
+    if request.param == "fake":
         yield Cupy(stand_in(), monkeypatch, session)
         return
-    module = pytest.importorskip("cupy", reason="CuPy is not installed: only its stand-in is tested")
+    module = pytest.importorskip("cupy", reason="CuPy is not installed: only its fake is tested")
     before = module.cuda.get_allocator()
     set_allocator = module.cuda.set_allocator
     yield Cupy(module, monkeypatch, session)

@@ -1,4 +1,4 @@
-"""PyTorch's CUDA adapter in jobs of a pool on the driver's twin, over a stand-in for PyTorch's allocator."""
+"""PyTorch's CUDA adapter in jobs of a pool on the driver's twin, over a fake of PyTorch's allocator."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ comp
 
 
 def build(library: Path, *options: str) -> None:
-    """Compile the stand-in into a shared library."""
-    source = str(FRAMEWORK / "torch_cuda_library.cpp")
+    """Compile the fake into a shared library."""
+    source = str(FRAMEWORK / "fake_torch_cuda.cpp")
     command = ["c++", "-std=c++17", "-shared", "-fPIC", "-O1", "-o", str(library), source, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False)
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def build(library: Path, *options: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder that looks like PyTorch's: the stand-in beside PyTorch's own libraries."""
+    """Give a folder that looks like PyTorch's: the fake beside PyTorch's own libraries."""
     made = tmp_path_factory.mktemp("torch")
     (made / "lib").mkdir()
     build(made / "lib" / "libc10_cuda.so", "-DCORE")

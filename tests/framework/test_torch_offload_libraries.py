@@ -16,7 +16,7 @@ import pytest
 from support.harness import FRAMEWORK, PATIENCE_S, clean_environment, compile_once
 
 SCRIPT = FRAMEWORK / "offload_libraries_job.py"
-TOY = str(FRAMEWORK / "toy_deepspeed")
+FAKE = str(FRAMEWORK / "fake_deepspeed")
 SENTENCE = "DeepSpeed (offload_optimizer: {}) offloads the optimizer's state, so Zico leaves that state alone"
 BUDGET_MIB = 50
 """Of one process, which takes about 70 MiB without a limit, 12 of them optimizer state."""
@@ -93,7 +93,7 @@ def test_ranks_that_do_not_fit_together_train_beside_zico(tmp_path: Path, world:
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
-@pytest.mark.parametrize("path", [pytest.param(TOY, id="toy"), real])
+@pytest.mark.parametrize("path", [pytest.param(FAKE, id="fake"), real])
 def test_state_that_deepspeed_keeps_in_place_is_zicos(tmp_path: Path, path: str) -> None:
     """Invariant 6: the state of both groups leaves between steps, and a step of both ends one iteration."""
     (told,), said = run(tmp_path, "swap", BUDGET_MIB, path, "deepspeed", "2", "none")
@@ -105,7 +105,7 @@ def test_state_that_deepspeed_keeps_in_place_is_zicos(tmp_path: Path, path: str)
 
 @pytest.mark.timeout(3 * PATIENCE_S)
 @pytest.mark.parametrize(
-    ("path", "device"), [(TOY, "nvme"), (TOY, "cpu"), pytest.param(*real.values, "cpu", marks=real.marks)]
+    ("path", "device"), [(FAKE, "nvme"), (FAKE, "cpu"), pytest.param(*real.values, "cpu", marks=real.marks)]
 )
 def test_state_that_deepspeed_offloads_is_left_to_it(tmp_path: Path, path: str, device: str) -> None:
     """Invariant 6: Zico moves none of it, and says so once, wherever DeepSpeed keeps it."""

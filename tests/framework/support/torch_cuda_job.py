@@ -1,7 +1,7 @@
 """PyTorch on a GPU as a job on the driver's twin: ``torch_cuda_job.py FOLDER ORDER``.
 
 The build of PyTorch for the processor has no allocator for CUDA. FOLDER/lib has libraries that
-stand in for it (``torch_cuda_library.cpp``); the functions of Python that lead there stand in as
+stand in for it (``fake_torch_cuda.cpp``); the functions of Python that lead there stand in as
 well. What the job saw is printed as JSON.
 """
 
@@ -35,7 +35,7 @@ SETTERS = ("set_record_stream_fn", "set_begin_allocate_to_pool", "set_end_alloca
 
 
 def stand_in(folder: Path) -> ctypes.CDLL:
-    """Let PyTorch's functions lead to the stand-in; returns it."""
+    """Let PyTorch's functions lead to the fake; returns it."""
     library = ctypes.CDLL(str(folder / "lib" / "libtorch_cuda.so"))
     library.make.restype = ctypes.c_uint64
     library.largest_workspace.restype = ctypes.c_int64

@@ -1,4 +1,4 @@
-"""A stand-in for DeepSpeed: as much of it as ``offload_libraries_job.py`` and Zico's adapter use."""
+"""A fake of DeepSpeed: as much of it as ``offload_libraries_job.py`` and Zico's adapter use."""
 
 from __future__ import annotations
 
