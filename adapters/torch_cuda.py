@@ -1,7 +1,7 @@
 """PyTorch on a CUDA device: the whole allocator is Zico's, so that every tensor's free is seen with its stream.
 
 Questions about memory are answered by ``zico.adapters.torch_cuda_memory``. What CUDA graph trees ask
-of PyTorch's caching allocator is answered by ``zico.adapters.torch_trees``.
+of PyTorch's caching allocator is answered by ``zico.adapters.torch_graphs``.
 
 Rejected: ``torch.cuda.MemPool`` over an allocator of ours keeps PyTorch's statistics and its
 out-of-memory error, but the caching allocator in front of it gives back segments only when it is
@@ -20,7 +20,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from zico.adapters import torch_graphs, torch_trees
+from zico.adapters import torch_graphs
 
 from zico.base.compiled import call, callback, inlined, record_at, symbol_address
 from zico.base.errors import HookError
@@ -89,7 +89,7 @@ def enable(joined: Session) -> None:
     torch_cuda_memory.Answers(joined, torch).install()
     torch_pools.serve(torch)
     torch_graphs.watch(joined.heap, torch)
-    torch_trees.serve(joined, torch)
+    torch_graphs.serve(joined, torch)
 
 
 # -- raise PyTorch's own errors from compiled code, where PyTorch checks no result -----------------

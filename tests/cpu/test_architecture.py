@@ -62,6 +62,8 @@ ALLOWED = {
 }
 RUNTIME = ("zico", "adapters", "kernels")
 MAX_FUNCTION_LINES = 60
+MAX_DEPTH = 19
+"""Modules in a row, each of which imports the next one when it is loaded: import depth stays below 20."""
 
 
 def nodes_of(path: Path, *words: str) -> Iterator[ast.AST]:
@@ -131,6 +133,47 @@ def test_packages_import_each_other_in_no_circle() -> None:
         below = {name.split(".")[1] for name in imports_of(path) if name.startswith("zico.")}
         arrows.setdefault(layer, set()).update(below & set(ALLOWED) - {layer, ""})
     assert not circle(arrows)
+
+
+def loaded_by(path: Path) -> set[str]:
+    """Return the modules that a file imports when it is loaded, absolute names."""
+    found: set[str] = set()
+    left: list[ast.stmt] = ast.parse(path.read_text()).body
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            left += node.orelse if isinstance(node, ast.If) else []
+            left += [] if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) else node.body
+    return found
+
+
+def longest_chain(arrows: dict[str, set[str]], start: str) -> list[str]:
+    """Return the longest way along arrows from a module; a longer one would need a circle."""
+
+    @functools.cache
+    def chain(module: str) -> list[str]:
+        return [module, *max((chain(below) for below in sorted(arrows[module])), key=len, default=[])]
+
+    return chain(start)
+
+
+def module_of(path: Path) -> str:
+    """Return the name by which a source file is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts if parts[0] == "zico" else ("zico", *parts))
+
+
+def test_imports_are_not_deep() -> None:
+    """No chain of imports is longer than the limit, and a longer one would be seen."""
+    assert longest_chain({"a": {"b", "c"}, "b": {"c"}, "c": set()}, "a") == ["a", "b", "c"]
+    modules = {module_of(path): loaded_by(path) for path in source_files()}
+    arrows = {name: below & modules.keys() - {name} for name, below in modules.items()}
+    longest = max((longest_chain(arrows, name) for name in arrows), key=len)
+    assert 10 < len(longest) <= MAX_DEPTH, longest
 
 
 def test_an_upward_import_would_be_seen() -> None:

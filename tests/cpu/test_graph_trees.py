@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from cpu.support.graph_jobs import KIB, POOL, Grapher, two_jobs
 from cpu.support.twin_device import MIB
-from zico.adapters import torch_trees
-from zico.adapters.torch_trees import Trees
+from zico.adapters import torch_graphs
+from zico.adapters.torch_graphs import Trees
 
 from zico.base.errors import HookError
 from zico.heap.cuda import captures
@@ -184,7 +184,7 @@ def test_other_storages_and_lacking_functions_are_no_trees(grapher: Grapher) -> 
     torch = PyTorch(grapher)
     torch._C._construct_storage_from_data_pointer = lambda address, _device, _size: Storage(address + 1)
     with pytest.raises(HookError, match=r"PyTorch 2\.0 lays storages out"):
-        torch_trees.place_in_storage(torch)
+        torch_graphs.place_in_storage(torch)
     del torch._C._cuda_releasePool
     with pytest.raises(HookError, match=r"PyTorch 2\.0 has no torch\._C\._cuda_releasePool"):
         Trees(SimpleNamespace(heap=None), torch)  # type: ignore[arg-type]

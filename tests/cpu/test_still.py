@@ -25,7 +25,7 @@ from cpu.support.members import (
 )
 
 from zico.broker.views import ProfileCache, pool_view
-from zico.pool import boundaries, results, still, waits
+from zico.pool import boundaries, living, results, waits
 from zico.pool.layout import NOBODY
 from zico.pool.results import GRANTED, MUST_WAIT
 from zico.scheduler.policies import REAL, policy_named
@@ -63,7 +63,7 @@ def stopped_process() -> Iterator[int]:
 def look_around(pool: PoolTable, member: PoolTable) -> None:
     """Look, whenever somebody has looked last."""
     pool.header["looked_ns"] = 0
-    still.look_around(member.member[0])
+    living.look_around(member.member[0])
 
 
 def inside_since(pool: PoolTable, member: PoolTable, since_ns: int) -> None:
@@ -109,7 +109,7 @@ def test_who_sees_no_numbers_leaves_what_others_have_seen(pool: PoolTable) -> No
         seen_ns, looked_ns = int(pool.jobs[job_of(b)]["stopped_until_ns"]), int(pool.header["looked_ns"])
         foreign.member["pid_namespace"] = -1
         pool.header["looked_ns"] = 0
-        still.look_around(foreign.member[0])
+        living.look_around(foreign.member[0])
         assert 0 < looked_ns < seen_ns == pool.jobs[job_of(b)]["stopped_until_ns"]
         assert pool.header["looked_ns"] == 0
 
@@ -144,8 +144,8 @@ def test_what_a_look_has_seen_counts_for_a_while_only(pool: PoolTable) -> None:
         before_ns = time.monotonic_ns()
         look_around(pool, a)
         until_ns = int(pool.jobs[job_of(b)]["stopped_until_ns"])
-        assert before_ns < until_ns <= time.monotonic_ns() + still.SEEN_NS
-        still.look_around(a.member[0])
+        assert before_ns < until_ns <= time.monotonic_ns() + living.SEEN_NS
+        living.look_around(a.member[0])
         assert pool.jobs[job_of(b)]["stopped_until_ns"] == until_ns, "somebody has just looked"
         assert pool.jobs[job_of(a)]["stopped_until_ns"] == 0
 
@@ -225,7 +225,7 @@ def test_a_job_without_a_profile_is_given_up_once_it_has_done_nothing_for_long(p
     with joined(pool, 2) as (a, b):
         record = pool.jobs[job_of(b)]
         waits.start_waiting(a.member[0], 3)
-        long_ago_ns = time.monotonic_ns() - 2 * still.IDLE_NS
+        long_ago_ns = time.monotonic_ns() - 2 * living.IDLE_NS
         record["started_ns"] = record["moved_ns"] = long_ago_ns
         look_around(pool, a)
         assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_STILL_NS

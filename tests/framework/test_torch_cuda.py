@@ -14,7 +14,7 @@ import pytest
 import torch
 from cpu.support.hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
 from torch.cuda import _memory_viz
-from zico.adapters import torch_cuda, torch_cuda_memory, torch_graphs, torch_pools, torch_trees
+from zico.adapters import torch_cuda, torch_cuda_memory, torch_graphs, torch_pools
 
 from zico.base.errors import HookError
 from zico.heap.cuda import hooks, on_stream
@@ -331,7 +331,7 @@ def test_without_graph_trees_compiled_functions_run_plainly(
         monkeypatch.setattr(output_code, name, lambda *_args, name=name: captured.append(name))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     joined: Any = SimpleNamespace(heap=SimpleNamespace(managed=managed), is_to_swap=swaps)
-    torch_trees.serve(joined, torch)
+    torch_graphs.serve(joined, torch)
     for trees in (True, False):
         for name in graphs:
             is_to_capture = output_code.BoxedBool(value=True)

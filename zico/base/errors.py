@@ -109,3 +109,9 @@ class CommandError(ZicoError):
     def __str__(self) -> str:
         """Return the message alone."""
         return self.message
+
+
+def sentence_of(error: OSError) -> str:
+    """Return an error of the operating system as one line says it: which file, and what is wrong with it."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return reason if error.filename is None else f"{error.filename}: {reason}"

@@ -63,14 +63,14 @@ GROUPS = {
         "zico.heap.plan_thread",
         "zico.heap.state_offload",
         "zico.heap.backing",
-        "zico.heap.signals",
+        "zico.heap.waiting",
     ),
     "pool": (
         "zico.pool.regions",
         "zico.pool.deaths",
         "zico.pool.mutex",
         "zico.pool.shown",
-        "zico.pool.still",
+        "zico.pool.living",
         "zico.pool.boundaries",
     ),
     "scheduler": (

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from zico.base.errors import ConfigError
-from zico.base.units import KIB, MIB, format_bytes, parse_size
-from zico.base.words import parse_whole
+from zico.base.units import KIB, MIB, format_bytes, parse_size, parse_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

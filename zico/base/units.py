@@ -1,4 +1,4 @@
-"""Byte sizes as people write them, and back."""
+"""Numbers as people write them: byte sizes, and back, and whole numbers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ TIB = 1 << 40
 # 1024.
 _FACTORS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<percent>%)|(?P<prefix>[KMGT]?)(?:i?B)?)", re.IGNORECASE)
+_WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+"""A number of at most 18 digits. Longer ones are beyond every range, and ``int`` refuses thousands."""
 ACCEPTED_SIZES = "a size such as 512MiB, 2G or 1.5GiB, a share of the device's memory such as 50%, or none"
 
 
@@ -55,3 +57,11 @@ def format_bytes(size_bytes: float) -> str:
             value = size_bytes / factor
             return f"{value:.0f} {unit}" if value >= 100 or value == int(value) else f"{value:.1f} {unit}"  # noqa: PLR2004
     return f"{size_bytes:.0f} B"
+
+
+def parse_whole(text: str, least: int, most: int) -> int | None:
+    """Return the whole number that a text is, ``None`` if it is none from ``least`` to ``most``."""
+    if _WHOLE.fullmatch(text) is None:
+        return None
+    number = int(text)
+    return number if least <= number <= most else None

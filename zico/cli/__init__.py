@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from zico import __version__
-from zico.base.errors import CommandError, ConfigError, ZicoError
+from zico.base.errors import CommandError, ConfigError, ZicoError, sentence_of
 from zico.base.interpreter import at_limit
 from zico.base.units import format_bytes
-from zico.base.words import sentence_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

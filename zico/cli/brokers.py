@@ -19,7 +19,7 @@ import msgspec
 from zico.base.errors import BrokerError, CommandError, ConfigError
 from zico.base.rundir import known_sockets
 from zico.base.settings import SOCKET_VARIABLE, parse_devices
-from zico.base.words import parse_whole
+from zico.base.units import parse_whole
 from zico.broker.client import BrokerClient
 from zico.broker.protocol.messages import MAX_PID
 from zico.cli.options import ANSWER_S, SOCKET, Function

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zico.base.errors import ConfigError
+from zico.base.errors import ConfigError, sentence_of
 from zico.base.settings import kind_of
-from zico.base.words import sentence_of
 from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
 from zico.cli.daemon import find_daemons, renamed, tell_settings

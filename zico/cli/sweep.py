@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from zico.base.errors import ConfigError
-from zico.base.words import is_utf8, parse_whole
+from zico.base.units import parse_whole
 from zico.cli.daemon import tell_settings
 from zico.cli.display import Display
 from zico.cli.options import AFTER_DASHES, STDOUT, WORDS
@@ -73,7 +73,7 @@ def new_sweep(ctx: click.Context) -> Sweep:
         ConfigError: It describes no jobs, or some that cannot be.
     """
     for word in (str(Path.cwd()), *ctx.meta[WORDS]):
-        if not is_utf8(word):
+        if not _is_utf8(word):
             raise ConfigError(f"{word!r} is not UTF-8, as the file of a sweep is: give words and a folder that are")
     return Sweep(directory=str(Path.cwd()), words=ctx.meta[WORDS], jobs=_jobs(ctx))
 
@@ -252,3 +252,8 @@ def write_results(report: SweepReport, report_dir: Path | None) -> None:
     """Write the JSON beside the report."""
     if report_dir is not None:
         write_atomically(report_dir / RESULTS_NAME, sweep_json(report))
+
+
+def _is_utf8(text: str) -> bool:
+    """Tell whether a text can be written as UTF-8: words of a command line are any bytes."""
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)

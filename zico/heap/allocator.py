@@ -41,7 +41,7 @@ from zico.base.compiled import (
     record_at,
 )
 from zico.base.libc import private_lock, private_unlock, write_bytes
-from zico.heap import backing, evicting, free_list, history, placing, reclaim, signals
+from zico.heap import backing, evicting, free_list, history, placing, reclaim, waiting
 from zico.heap.layout import (
     ALIGNMENT_BYTES,
     HEAP,
@@ -241,8 +241,8 @@ def boundary(heap: HeapRecord, phase: int) -> None:
         found = _await_admission(heap)
         while found != ADMITTED:
             if found == INTERRUPTED:
-                signals.handle(heap)
-                if signals.has_raised(heap):
+                waiting.handle(heap)
+                if waiting.has_raised(heap):
                     return  # at its boundary, where the next one finds it
             found = _await_admission(heap)
     _begin_iteration(heap)
@@ -302,7 +302,7 @@ def _begin_iteration(heap: HeapRecord) -> None:
     boundaries.begin_iteration(pool_of(heap))
     heap.wait.between = 0
     if not evicting.is_complete(heap, me):
-        evicting.await_return(heap, me)
+        waiting.await_return(heap, me)
     if heap.ring_address != 0:
         ring.put(heap.ring_address, ring.BEGIN, me.iteration, 0, NO_NAME)
     private_unlock(heap.mutex_address)

@@ -19,7 +19,7 @@ from zico.base.errors import ConfigError
 from zico.base.libc import libc_address
 from zico.device import host
 from zico.device.record import DEVICE
-from zico.heap import backing, signals
+from zico.heap import backing, waiting
 from zico.heap.cuda import timeline as timelines
 from zico.heap.layout import (
     ARENA,
@@ -216,7 +216,7 @@ class Heap:
         heap["spill"]["is_sparse"] = self._spill_fd >= 0 and not sets_space_aside(self._spill_fd)
         heap["spill"]["limit_bytes"] = _SPILL_SHARE * int(self.pool.header["budget_regions"]) * region_bytes
         heap["wait"]["limit_ns"] = int(wait_limit_s * 1e9)
-        heap["wait"]["raise_address"] = signals.raise_kept.address
+        heap["wait"]["raise_address"] = waiting.raise_kept.address
         heap["swap"]["fd"] = -1
         heap["spill"]["map_address"] = libc_address("mmap")
         heap["spill"]["fallocate_address"] = libc_address("fallocate")

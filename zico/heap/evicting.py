@@ -31,24 +31,21 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zico.base.compiled import call, compiled, inlined, keep_out_of_line
-from zico.base.libc import monotonic_ns, private_lock, private_unlock
+from zico.base.libc import monotonic_ns
 from zico.device.mapping import detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
-from zico.heap import signals
-from zico.heap.layout import PRIVATE, STATE_AWAY, device_of, job_of, pool_of, slot_address, slots_of, wanted_of
-from zico.pool import regions, still, waits
+from zico.heap.layout import PRIVATE, STATE_AWAY, device_of, pool_of, slot_address, slots_of, wanted_of
+from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NO_MORE, NOBODY
-from zico.pool.results import COMING, GRANTED, NOTHING
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
     from zico.pool.layout import Job
-    from zico.pool.waits import Look
 
 RETURN_NS = 5_000_000_000
 """How long a job waits for what it has evicted before it goes on without; a regular iteration ends by then."""
@@ -161,41 +158,6 @@ def _part(heap: HeapRecord, slot: int) -> bool:
     return own_pages(device, slot_address(heap, slot))
 
 
-# -- when nobody moves -----------------------------------------------------------------------------
-
-
-@compiled
-def is_stuck(heap: HeapRecord, me: Job, still_ns: int) -> bool:
-    """Tell whether nobody can go on, nothing having moved for so long, and this job is to find a way."""
-    keep_out_of_line()
-    pool = pool_of(heap)
-    patience_ns = waits.patience_ns(pool, int(heap.backing.overflow != 0))
-    if patience_ns < waits.STUCK_BESIDE_RUNNING_NS and _was_stuck(heap, me):
-        patience_ns = -1
-    return still_ns > patience_ns and waits.is_first_to_yield(pool)
-
-
-@inlined
-def _was_stuck(heap: HeapRecord, me: Job) -> bool:
-    """Tell whether the job has found out before that nobody can go on.
-
-    That holds in the same iteration, and in later ones while the same jobs stand still in the same
-    iterations of theirs.
-    """
-    if heap.wait.stuck_iteration == me.iteration + 1:
-        return True
-    return bool(heap.wait.stuck_beside != 0 and heap.wait.stuck_beside == waits.idlers(pool_of(heap)))
-
-
-@compiled
-def note_stuck(heap: HeapRecord, me: Job) -> None:
-    """Remember that nobody can go on in this iteration, and beside whom: the job is then quick to find a way."""
-    keep_out_of_line()
-    heap.wait.stuck_iteration = me.iteration + 1
-    if me.over == 0:
-        heap.wait.stuck_beside = waits.idlers(pool_of(heap))
-
-
 # -- back in the budget ----------------------------------------------------------------------------
 
 
@@ -250,67 +212,3 @@ def drop(heap: HeapRecord, me: Job, slot: int) -> bool:
     elif region == NOBODY:
         me.evicted -= 1
     return region >= 0
-
-
-@compiled
-def await_return(heap: HeapRecord, me: Job) -> None:
-    """Wait for what the job has evicted, unless it is to go on without. Enters and leaves inside the heap's mutex."""
-    keep_out_of_line()
-    if heap.wait.return_until_ns == 0:
-        return
-    heap.wait.return_until_ns = monotonic_ns() + patience_ns(heap)
-    waits.start_waiting(pool_of(heap), me.evicted)
-    waits.wait(pool_of(heap), heap, 0, begin_look, _look_for_return, sleep)
-    waits.stop_waiting(pool_of(heap))
-
-
-@compiled
-def _look_for_return(heap: HeapRecord, _need: int, look: Look) -> tuple[int, bool]:
-    """Return ``GRANTED``, ``COMING``, or ``NOTHING``: the job is to go on without."""
-    keep_out_of_line()
-    me = job_of(heap)
-    if is_complete(heap, me):
-        return GRANTED, False
-    is_over = look.now_ns > heap.wait.return_until_ns or is_stuck(heap, me, look.still_ns)
-    if is_over or signals.has_raised(heap):
-        heap.wait.return_until_ns = 0
-        return NOTHING, False
-    return COMING, False
-
-
-# -- what a thread that waits for memory does ------------------------------------------------------
-
-
-class Words(NamedTuple):
-    """What says that a look may find more than the last one."""
-
-    sequence: int  # of the pool
-    answered: int  # questions to the swapping thread: an answer changes no word that is slept on
-
-
-@compiled
-def begin_look(heap: HeapRecord, need: int) -> Words:
-    """Evict what others ask for, and see who stands still, before a thread looks again.
-
-    Args:
-        heap: The HEAP record.
-        need: Regions for which the thread waits, 0: for what the job has evicted.
-    """
-    keep_out_of_line()
-    me = job_of(heap)
-    me.need = max(me.need, need or me.evicted)  # what was granted meanwhile was for something else
-    obey(heap, me)
-    still.look_around(pool_of(heap))
-    return Words(waits.sequence_of(pool_of(heap)), heap.swap.answered)
-
-
-@compiled
-def sleep(heap: HeapRecord, words: Words) -> bool:
-    """Sleep until pool or heap have changed, outside the mutex; Python's handlers run for a signal that ends that."""
-    keep_out_of_line()
-    private_unlock(heap.mutex_address)
-    interrupted = heap.swap.answered == words.answered and waits.sleep_until_change(pool_of(heap), words.sequence)
-    if interrupted:
-        signals.handle(heap)
-    private_lock(heap.mutex_address)
-    return interrupted

@@ -34,7 +34,7 @@ from zico.base.records import I4, I8, Numbers, Record, dtype_of
 from zico.device.record import DEVICE
 from zico.heap.cuda.layout import Captures, Figures, Scrubbing, Slab, Streams
 from zico.pool.layout import MEMBER, cap_of, header_of, job_at
-from zico.pool.regions import announce
+from zico.pool.mutex import announce
 from zico.trace import profile
 from zico.trace.online import Tracker
 from zico.trace.phases import Phases
@@ -249,7 +249,7 @@ class Wait(Record):
     return_until_ns: I8  # the job waits until then for what it has evicted; 0: it does not
     frugal: I8  # 1: what comes next is placed although no region is to be had for it
     between: I8  # 1: an iteration has ended and none has begun; so it stays if a handler of a signal has raised
-    raise_address: I8  # of zico.heap.signals.raise_kept
+    raise_address: I8  # of zico.heap.waiting.raise_kept
     error: Annotated[Numbers, "i8", (3,)]  # what a handler of a signal has raised: type, value, traceback; 0: nothing
 
 

@@ -25,7 +25,7 @@ Theory of operation
     * ``NEVER_FITS`` or ``NOT_SERVED``: no rung helps.
 
     The allocation holds no lock while it sleeps, and needs no Python. If a signal comes, Python's
-    handlers run (``zico.heap.signals``).
+    handlers run (``zico.heap.waiting``).
 
     The swapping thread is woken by an eventfd. It answers in two words of the heap's record: how
     many questions it has dealt with, and how many bytes leave. A thread that brings a tensor back
@@ -50,15 +50,15 @@ from numba import types
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line
 from zico.base.libc import write_bytes
-from zico.heap import backing, evicting, history, placing, signals, state_offload
+from zico.heap import backing, evicting, history, placing, state_offload, waiting
 from zico.heap.layout import SPILL, job_of, pool_of
 from zico.pool import waits
 from zico.pool.layout import cap_of
 from zico.pool.results import AGAIN, ASKED, COMING, MUST_WAIT, NEVER_FITS, NOT_SERVED, NOTHING
 
 if TYPE_CHECKING:
-    from zico.heap.evicting import Words
     from zico.heap.layout import HeapRecord
+    from zico.heap.waiting import Words
     from zico.pool.layout import Job
     from zico.pool.waits import Look
 
@@ -107,7 +107,7 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
     need = (size_bytes + (1 << heap.pool_shift) - 1) >> heap.pool_shift
     waits.start_waiting(pool, need)
     found = waits.wait(
-        pool, heap, Tensor(arena, planned, size_bytes, alignment, need), _begin_look, _look, evicting.sleep
+        pool, heap, Tensor(arena, planned, size_bytes, alignment, need), _begin_look, _look, waiting.sleep
     )
     waits.stop_waiting(pool)
     if found == NEVER_FITS and not _ends_otherwise(heap):
@@ -121,7 +121,7 @@ def _begin_look(heap: HeapRecord, tensor: Tensor) -> Words:
     me = job_of(heap)
     me.patient = 1 if me.waiting_threads == 1 and _is_patient(heap) else 0
     backing.bring_up(heap)
-    return evicting.begin_look(heap, tensor.need)
+    return waiting.begin_look(heap, tensor.need)
 
 
 @compiled
@@ -129,7 +129,7 @@ def _look(heap: HeapRecord, tensor: Tensor, look: Look) -> tuple[int, bool]:
     """Return where the tensor can be, or as the rungs do; the wait is in vain while the budget is too small."""
     keep_out_of_line()
     me = job_of(heap)
-    is_stuck = evicting.is_stuck(heap, me, look.still_ns)
+    is_stuck = waiting.is_stuck(heap, me, look.still_ns)
     is_late = look.waited_ns > heap.wait.limit_ns or _ends_otherwise(heap)
     request = Request(tensor, look, is_stuck, is_late)
     found = why = _own_holes(heap, me, request, MUST_WAIT)
@@ -148,7 +148,7 @@ def _frees_come(heap: HeapRecord, request: Request) -> bool:
 @inlined
 def _ends_otherwise(heap: HeapRecord) -> bool:
     """Tell whether something else than memory ends the wait: what a signal's handler raised, or a lost context."""
-    return signals.has_raised(heap) or heap.streams.lost != 0
+    return waiting.has_raised(heap) or heap.streams.lost != 0
 
 
 @compiled
@@ -297,7 +297,7 @@ def _do_without(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  
         offset = placing.place(heap, tensor.arena, tensor.planned, tensor.size_bytes, tensor.alignment)
         heap.wait.frugal = 0
         if offset >= 0:
-            evicting.note_stuck(heap, me)  # its next tensors need not find that out again
+            waiting.note_stuck(heap, me)  # its next tensors need not find that out again
             return offset
     if heap.wait.return_until_ns == 0:
         return NOTHING
@@ -346,4 +346,4 @@ def _note_stall(heap: HeapRecord, me: Job) -> None:
     """Remember that nobody could go on in this iteration: the job is then quick to find a way."""
     keep_out_of_line()
     waits.note_stall(pool_of(heap))
-    evicting.note_stuck(heap, me)
+    waiting.note_stuck(heap, me)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
 from zico.base.libc import monotonic_ns, private_lock, private_unlock
-from zico.heap import evicting
+from zico.heap import evicting, waiting
 from zico.heap.layout import HEAP, STATE, STATE_AWAY, Attached, arena_of, job_of, pool_of, slots_of, wanted_of
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
@@ -196,7 +196,7 @@ def _bring_back(heap: HeapRecord, me: Job) -> None:
     _expect(heap, me, max(cap_of(pool_of(heap), me) - me.held - me.evicted, 0))
     if not evicting.is_complete(heap, me):
         heap.wait.return_until_ns = began_ns + evicting.patience_ns(heap)
-        evicting.await_return(heap, me)
+        waiting.await_return(heap, me)
     heap.optimizer.late += 1
     heap.optimizer.late_ns += monotonic_ns() - began_ns
     out = heap.optimizer.away + me.evicted

@@ -36,13 +36,13 @@ from zico.launch.placement import Offer, choose
 from zico.launch.pools import Metrics, Pool
 from zico.launch.processes import readable, within
 from zico.launch.queue import PoolNow, tells_out_of_memory
-from zico.launch.signals import forwarded_to, held_back
 from zico.launch.watchdog import BEGIN_S, Watchdog, send
 from zico.report.model import JobProgress, PoolProgress, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+    from types import FrameType
 
     from zico.broker.protocol.messages import Report, Status
     from zico.launch.jobs import Command
@@ -81,7 +81,7 @@ def supervise(
         ConfigError: There is no MPS here, no directory for machine code, or metrics cannot be served
             where they should.
     """
-    with run_directory() as run_dir, held_back() as mask:
+    with run_directory() as run_dir, _held_back() as mask:
         supervisor = Supervisor(commands, targets, listener, os.environ if environ is None else environ, queue, until)
         outcome = asyncio.run(supervisor.run(run_dir, mask))
         for pool in supervisor.pools:
@@ -125,7 +125,7 @@ class Supervisor:
 
     async def run(self, run_dir: Path, mask: set[int]) -> Outcome:
         """Run everything under a mask of signals; see ``supervise``."""
-        with forwarded_to(self._heard, mask), contextlib.ExitStack() as stack:
+        with _forwarded_to(self._heard, mask), contextlib.ExitStack() as stack:
             guardian = Watchdog(run_dir)
             stack.callback(guardian.close)
             wishes = [job.command.wish for job in self._jobs] + list(self._queue.wishes if self._queue else ())
@@ -431,3 +431,55 @@ async def _cancelled(tasks: Sequence[asyncio.Future[Any] | None]) -> None:
     for task in found:
         task.cancel()
     await asyncio.gather(*found, return_exceptions=True)
+
+
+# -- signals as events of the running loop ----------------------------------------------------------
+
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MAX_UNHEARD = 2
+"""More signals than this while the loop does not run (a blocked terminal, say) break it by ``KeyboardInterrupt``."""
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[set[int]]:
+    """Hold signals back while the loop begins or ends, which they would break; gives the mask from before."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _forwarded_to(heard: Callable[[signal.Signals], None], mask: set[int]) -> Iterator[None]:
+    """Call ``heard`` in the running loop for each signal; those that are ignored stay so (``nohup``).
+
+    ``mask`` holds meanwhile: signals that were held back come now.
+    SIGCHLD gets its default, for jobs, too: whoever ignores it cannot wait for children.
+    """
+    loop = asyncio.get_running_loop()
+    unheard = 0
+
+    def deliver(signum: signal.Signals) -> None:
+        nonlocal unheard
+        unheard -= 1
+        heard(signum)
+
+    def caught(number: int, _frame: FrameType | None) -> None:
+        nonlocal unheard
+        unheard += 1
+        if unheard > _MAX_UNHEARD:
+            raise KeyboardInterrupt
+        loop.call_soon_threadsafe(deliver, signal.Signals(number))
+
+    heeded = [signum for signum in _FORWARDED if signal.getsignal(signum) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, caught) for signum in heeded}
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    held = signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -17,7 +17,7 @@ import numpy as np
 
 from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
 from zico.base.libc import futex_wait, monotonic_ns
-from zico.pool import groups, profiles, rules, still
+from zico.pool import groups, living, profiles, rules
 from zico.pool.deaths import reap_dead
 from zico.pool.layout import (
     BOUNDARY,
@@ -30,9 +30,8 @@ from zico.pool.layout import (
     waits_at_boundary,
     yields_at_boundary,
 )
-from zico.pool.living import broker_is_gone
-from zico.pool.mutex import lock, unlock
-from zico.pool.regions import is_crowded, remaining_of, someone_else_grows_alone, stays_safe, unlock_changed
+from zico.pool.mutex import lock, unlock, unlock_changed
+from zico.pool.regions import is_crowded, remaining_of, someone_else_grows_alone, stays_safe
 from zico.pool.results import ADMITTED, COMING, GIVES_WAY, INTERRUPTED, STAYS
 from zico.pool.waits import call_up, is_passed_over, wait, wake_job, word_address
 from zico.trace import profile
@@ -336,9 +335,9 @@ def _sleep(pool: Member, word: int) -> bool:
     """Sleep until the job is called up or a slice has passed; if the broker is gone, see to the dead and to itself."""
     keep_out_of_line()
     interrupted = futex_wait(word_address(pool, pool.job), word, pool.slice_address)
-    if job_at(pool, pool.job).state == BOUNDARY and broker_is_gone(pool):
+    if job_at(pool, pool.job).state == BOUNDARY and living.broker_is_gone(pool):
         reap_dead(pool)
-        still.look_around(pool)
+        living.look_around(pool)
         resume(pool, pool.job)  # nobody else could
         admit(pool, pool.job)
     return interrupted
@@ -355,7 +354,7 @@ def _others_lack(pool: Member) -> int:
     for j in range(header.places):
         job = job_at(pool, j)
         waits = j != pool.job and job.state == RUNNING and job.waiting_threads > 0
-        if waits and job.over == 0 and not still.is_stopped(job, now_ns):
+        if waits and job.over == 0 and not living.is_stopped(job, now_ns):
             lack += remaining_of(job)
     unlock(pool)
     return max(lack, 0)

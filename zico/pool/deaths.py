@@ -27,8 +27,7 @@ from zico.base.libc import monotonic_ns
 from zico.pool.fences import overtake
 from zico.pool.layout import EMPTY, LEAVING, MEMBER, NOBODY, header_of, job_at, regions_of, waits_at_boundary
 from zico.pool.living import job_is_gone
-from zico.pool.mutex import append, disown, forget, lock, unlock
-from zico.pool.regions import note_change, tell, unlock_changed
+from zico.pool.mutex import append, disown, forget, lock, note_change, tell, unlock, unlock_changed
 
 if TYPE_CHECKING:
     from zico.pool.layout import Header, Job, Member

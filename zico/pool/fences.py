@@ -23,12 +23,10 @@ whenever another job waits for memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line
-from zico.pool.layout import COUNTER_BYTES, MAX_JOBS, STREAMS, header_of, job_at, regions_of
+from zico.base.compiled import compiled, inlined, keep_out_of_line
+from zico.pool.layout import STREAMS, at, counters_of, header_of, issued_of, job_at, pair_of, regions_of
 
 if TYPE_CHECKING:
     from zico.pool.layout import Member
@@ -36,19 +34,8 @@ if TYPE_CHECKING:
 
 NO_FENCE = 0
 VALUE_BITS = 53
-PAIRS = MAX_JOBS * STREAMS
 _JOB_SHIFT = VALUE_BITS + STREAMS.bit_length() - 1
 _VALUE_MASK = (1 << VALUE_BITS) - 1
-_WORDS = COUNTER_BYTES // 8
-_I64 = np.dtype("i8")
-
-Array = Any
-
-
-@inlined
-def pair_of(job: int, slot: int) -> int:
-    """Return the number of a job's stream slot among all."""
-    return job * STREAMS + slot
 
 
 @inlined
@@ -79,24 +66,6 @@ def job_in(fence: int) -> int:
 def value_in(fence: int) -> int:
     """Return what the counter must have reached."""
     return fence & _VALUE_MASK
-
-
-@inlined
-def counters_of(pool: Member) -> Array:
-    """Return the counters; the one of a pair is at ``at(pair)``."""
-    return array_at(pool.counters_address, PAIRS * _WORDS, _I64)
-
-
-@inlined
-def at(pair: int) -> int:
-    """Return where a pair's counter is in ``counters_of``: each has a cache line of its own."""
-    return pair * _WORDS
-
-
-@inlined
-def issued_of(pool: Member) -> Array:
-    """Return the last value for which each pair has a mark on its stream."""
-    return array_at(pool.issued_address, PAIRS, _I64)
 
 
 @inlined

@@ -32,8 +32,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line
-from zico.pool import profiles, rules, still
-from zico.pool.layout import BOUNDARY, NOBODY, RUNNING, header_of, job_at, waits_for_memory
+from zico.pool import living, rules
+from zico.pool.layout import BOUNDARY, NOBODY, RUNNING, header_of, job_at, profile_is_known, waits_for_memory
 
 if TYPE_CHECKING:
     from zico.pool.layout import Job, Member
@@ -57,14 +57,14 @@ def stands_still(pool: Member, j: int, now_ns: int) -> bool:
     keep_out_of_line()
     me = job_at(pool, j)
     if me.group == 0:
-        return still.stands_still(me, now_ns)
+        return living.stands_still(me, now_ns)
     all_do = True
     for i in range(header_of(pool).places):
         job = job_at(pool, i)
         if job.group == me.group and job.state == RUNNING:
-            if still.is_stopped(job, now_ns):
+            if living.is_stopped(job, now_ns):
                 return True
-            all_do = all_do and still.stands_still(job, now_ns)
+            all_do = all_do and living.stands_still(job, now_ns)
     return all_do
 
 
@@ -133,7 +133,7 @@ def waits_for(pool: Member, j: int, now_ns: int) -> int:
     for i in range(header_of(pool).places):
         job = job_at(pool, i)
         inside = i != j and job.group == me.group and job.state == RUNNING and job.round == me.round
-        if inside and not still.stands_still(job, now_ns):
+        if inside and not living.stands_still(job, now_ns):
             mask |= 1 << i
     return mask
 
@@ -172,7 +172,7 @@ def heir_of(pool: Member, j: int) -> int:
     keep_out_of_line()
     for i in range(header_of(pool).places):
         job = job_at(pool, i)
-        if i != j and are_mates(pool, i, j) and job.state == RUNNING and not profiles.is_known(job):
+        if i != j and are_mates(pool, i, j) and job.state == RUNNING and not profile_is_known(job):
             return i
     return NOBODY
 
@@ -236,7 +236,7 @@ def merge(pool: Member, requester: int, now_ns: int) -> int:
     rules.merge_groups(group, held, claims, residual, must_finish, header.budget_regions, header.places)
     for j in range(header.places):
         job = job_at(pool, j)
-        unknown = job.state == RUNNING and not profiles.is_known(job) and not still.stands_still(job, now_ns)
+        unknown = job.state == RUNNING and not profile_is_known(job) and not living.stands_still(job, now_ns)
         if group[j] != 0 and unknown:
             must_finish[rules.entry_of(group, j)] = 0
     return rules.entry_of(group, requester) if requester != NOBODY else NOBODY

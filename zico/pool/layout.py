@@ -16,6 +16,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
+
 from zico.base.compiled import array_at, inlined, record_at
 from zico.base.records import I4, I8, U8, Numbers, Record, dtype_of
 from zico.trace.profile import CURVE_BINS, Curve
@@ -132,7 +134,7 @@ class Header(Record):
     alone_since_ns: I8  # when alone_job last grew (CLOCK_MONOTONIC)
     recoveries: I8  # times the mutex's owner had died
     stalls: I8  # times no job could go on and one had to use the next tier
-    looked_ns: I8  # when somebody last looked who is stopped and who moves (zico.pool.still)
+    looked_ns: I8  # when somebody last looked who is stopped and who moves (zico.pool.living)
 
 
 HEADER = dtype_of(Header)
@@ -231,7 +233,7 @@ class Job(Record):
     planner: Annotated[bytes, f"S{PLANNER_BYTES}"]  # whose choice the job follows now, empty: nobody has planned
     planner_note: Annotated[bytes, f"S{PLANNER_NOTE_BYTES}"]  # why it is not the one asked for, or plans for more
     started: I8  # the process, in clock ticks after the machine's start
-    stopped_until_ns: I8  # until then its process counts as stopped, 0: it was not at the last look (zico.pool.still)
+    stopped_until_ns: I8  # until then its process counts as stopped, 0: it was not at the last look (zico.pool.living)
     moves: I8  # what it had done by the last look, and
     moved_ns: I8  # when a look last saw that change
 
@@ -284,7 +286,8 @@ def jobs_offset(n_regions: int) -> int:
     return (end + 63) // 64 * 64
 
 
-COUNTERS_BYTES = MAX_JOBS * STREAMS * COUNTER_BYTES
+PAIRS = MAX_JOBS * STREAMS
+COUNTERS_BYTES = PAIRS * COUNTER_BYTES
 
 
 def issued_offset(n_regions: int) -> int:
@@ -309,6 +312,8 @@ MOVES = int(Paused.MOVES)
 _SWAP, _WAITS = int(SaveMode.SWAP), int(Auto.WAITS)
 
 _JOB_BYTES = JOB.itemsize
+_WORDS = COUNTER_BYTES // 8
+_I64 = np.dtype("i8")
 
 
 @inlined
@@ -327,6 +332,12 @@ def cap_of(pool: Member, job: Job) -> int:
 def refusing_limit(job: Any) -> int:  # noqa: ANN401 - a numpy record
     """Return a job's own limit in regions if more is refused, else 0: more waits, or goes to the next tier."""
     return int(job["limit"]) if job["promised"] <= job["limit"] else 0
+
+
+@inlined
+def profile_is_known(job: Job) -> bool:
+    """Tell whether a job's profile says what its iteration may still come to hold."""
+    return bool(job.profiled == 1 and job.outgrown == 0)
 
 
 @inlined
@@ -369,3 +380,27 @@ def regions_of(pool: Member) -> Records[Region]:
 def job_at(pool: Member, job: int) -> Job:
     """Return a shared job record."""
     return record_at(pool.jobs_address + job * _JOB_BYTES, JOB)
+
+
+@inlined
+def pair_of(job: int, slot: int) -> int:
+    """Return the number of a job's stream slot among all."""
+    return job * STREAMS + slot
+
+
+@inlined
+def counters_of(pool: Member) -> Any:  # noqa: ANN401 - an int64 array
+    """Return the counters; the one of a pair is at ``at(pair)``."""
+    return array_at(pool.counters_address, PAIRS * _WORDS, _I64)
+
+
+@inlined
+def at(pair: int) -> int:
+    """Return where a pair's counter is in ``counters_of``: each has a cache line of its own."""
+    return pair * _WORDS
+
+
+@inlined
+def issued_of(pool: Member) -> Any:  # noqa: ANN401 - an int64 array
+    """Return the last value for which each pair has a mark on its stream."""
+    return array_at(pool.issued_address, PAIRS, _I64)

@@ -13,6 +13,7 @@ from zico.base.libc import (
     EBUSY,
     EOWNERDEAD,
     ETIMEDOUT,
+    futex_wake_all,
     mutex_consistent,
     mutex_lock_within,
     mutex_owner,
@@ -20,9 +21,10 @@ from zico.base.libc import (
     mutex_unlock,
     send_signal,
     thread_is_stopped,
+    write_bytes,
 )
 from zico.pool.fences import NO_FENCE, job_in
-from zico.pool.layout import EMPTY, MEMBER, NO_PAGES, NOBODY, header_of, job_at, regions_of, waits_at_boundary
+from zico.pool.layout import EMPTY, HEADER, MEMBER, NO_PAGES, NOBODY, header_of, job_at, regions_of, waits_at_boundary
 
 if TYPE_CHECKING:
     from zico.base.records import Records
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 INSIDE_FOR_LONG_NS = 50_000_000
 """Nobody is inside for so long unless it is stopped there, or the machine has no processor for it."""
+_SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])
 _CONTINUE, _STOP = int(signal.SIGCONT), int(signal.SIGSTOP)
 
 
@@ -74,6 +77,42 @@ def _lock_after(pool: Member, code: int) -> None:
 def unlock(pool: Member) -> None:
     """Leave the critical section."""
     mutex_unlock(pool.mutex_address)
+
+
+@inlined
+def note_change(header: Header) -> tuple[bool, bool]:
+    """Note, inside the mutex, that a wait may have ended; returns whom ``tell`` must wake afterwards."""
+    header.sequence += 1
+    notify = header.boundary_waiters > 0 and header.notified == 0
+    if notify:
+        header.notified = 1
+    return header.waiters > 0, notify
+
+
+@inlined
+def tell(pool: Member, wake: bool, notify: bool) -> None:  # noqa: FBT001 - two independent facts, compiled
+    """Wake waiting allocations and the broker, outside the mutex."""
+    if wake:
+        futex_wake_all(pool.header_address + _SEQUENCE_OFFSET)
+    if notify:
+        write_bytes(pool.notify_fd, pool.one_address, 8)
+
+
+@inlined
+def unlock_changed(pool: Member) -> bool:
+    """Leave the mutex where a wait may have ended, and wake whose; tells whether a thread waits for memory."""
+    wake, notify = note_change(header_of(pool))
+    unlock(pool)
+    tell(pool, wake, notify)
+    return wake
+
+
+@compiled
+def announce(pool: Member) -> None:
+    """Wake whoever waits for memory: a grant may be possible that was not, although no region has come back."""
+    keep_out_of_line()
+    lock(pool)
+    unlock_changed(pool)
 
 
 @compiled

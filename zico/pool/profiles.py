@@ -31,12 +31,6 @@ def kept(pool: Member, phase: int) -> Curve:
 
 
 @inlined
-def is_known(job: Job) -> bool:
-    """Tell whether the job's profile says what its iteration may still come to hold."""
-    return job.profiled == 1 and job.outgrown == 0
-
-
-@inlined
 def before(pool: Member, phase: int) -> Curve:
     """Return where the iteration of a phase is kept that was learnt last; ``n_bins`` 0: there is none."""
     return record_at(pool.profiles_address + (PHASES + phase) * _CURVE_BYTES, CURVE)

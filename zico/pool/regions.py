@@ -49,12 +49,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zico.base.compiled import compiled, entry, inlined, keep_out_of_line, release_fence
-from zico.base.libc import futex_wake_all, monotonic_ns, write_bytes
-from zico.pool import groups, profiles, rules, still
+from zico.base.libc import monotonic_ns
+from zico.pool import groups, living, rules
 from zico.pool.fences import NO_FENCE, has_passed, is_clear, is_issued, may_run_ahead, pair_in, value_in
 from zico.pool.layout import (
     EMPTY,
-    HEADER,
     LEAVING,
     MEMBER,
     NAMED,
@@ -64,12 +63,13 @@ from zico.pool.layout import (
     cap_of,
     header_of,
     job_at,
+    profile_is_known,
     regions_of,
     waits_for_memory,
     will_yield,
     yields_at_boundary,
 )
-from zico.pool.mutex import append, free_with_pages, give_to, lock, unlink, unlock
+from zico.pool.mutex import append, free_with_pages, give_to, lock, unlink, unlock, unlock_changed
 from zico.pool.results import BEHIND, GRANTED, MUST_WAIT, NEVER_FITS, NOT_SERVED
 from zico.trace import profile
 
@@ -87,7 +87,7 @@ Array = Any
 @inlined
 def claim_of(job: Job) -> int:
     """Return the most regions that the job may still come to hold in its current iteration."""
-    if job.state != RUNNING or not profiles.is_known(job):
+    if job.state != RUNNING or not profile_is_known(job):
         return job.held
     return rules.claim_of(job, job.profile, job.claims)
 
@@ -118,8 +118,8 @@ def least_lacking(pool: Member) -> int:
     now_ns = monotonic_ns()
     for j in range(header.places):
         job = job_at(pool, j)
-        if waits_for_memory(job) and not still.is_stopped(job, now_ns):
-            lack = remaining_of(job) + (0 if profiles.is_known(job) else header.budget_regions)
+        if waits_for_memory(job) and not living.is_stopped(job, now_ns):
+            lack = remaining_of(job) + (0 if profile_is_known(job) else header.budget_regions)
             if best == NOBODY or lack < least:
                 best = j
                 least = lack
@@ -144,7 +144,7 @@ def put_debts(pool: Member, requester: int) -> int:
         claims[j] = claim_of(job) if job.state != EMPTY else 0
         keeps = job.state != EMPTY and not will_yield(pool, job)
         residual[j] = rules.residual(job.persistent, job.held, job.evicted) if keeps else 0
-        must_finish[j] = 1 if job.state == RUNNING and profiles.is_known(job) else 0
+        must_finish[j] = 1 if job.state == RUNNING and profile_is_known(job) else 0
     return free
 
 
@@ -152,7 +152,7 @@ def put_debts(pool: Member, requester: int) -> int:
 def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
     """Tell whether ``n`` more regions for the requester, then claiming ``claim``, leave everybody able to finish.
 
-    As ``rules.is_safe`` says it, or else ``rules.is_no_worse``: only then is it found out who stands still.
+    As ``rules.is_safe`` says it, or else ``rules.is_no_worse``: only then is it found out who stands living.
     """
     header = header_of(pool)
     held, claims, residual = pool.scratch[0], pool.scratch[1], pool.scratch[2]
@@ -160,7 +160,7 @@ def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
     free = put_debts(pool, requester) - n
     held[requester] += n
     claims[requester] = max(claim, held[requester])
-    must_finish[requester] = 1 if profiles.is_known(job_at(pool, requester)) else 0
+    must_finish[requester] = 1 if profile_is_known(job_at(pool, requester)) else 0
     place = groups.merge(pool, requester, monotonic_ns()) if header.grouped == 1 else requester
     if rules.is_safe(free, held, claims, residual, must_finish, done, header.places):
         return True
@@ -217,10 +217,10 @@ def someone_else_grows_alone(pool: Member, me: int, now_ns: int) -> bool:
 def grows_alone(pool: Member, j: int, now_ns: int) -> bool:
     """Tell whether a job that has the right to grow alone still keeps the others from starting iterations."""
     header, job = header_of(pool), job_at(pool, j)
-    if job.state != RUNNING or profiles.is_known(job):
+    if job.state != RUNNING or profile_is_known(job):
         return False
     waits, waited_ns, grown_ns = waits_for_memory(job), now_ns - job.need_since_ns, now_ns - header.alone_since_ns
-    is_still = still.is_past(job, now_ns) or still.is_stopped(job, now_ns)
+    is_still = living.is_past(job, now_ns) or living.is_stopped(job, now_ns)
     return rules.grows_alone(job.alone_spent_ns, waits, waited_ns, grown_ns, is_still)
 
 
@@ -249,7 +249,7 @@ def may_grant(pool: Member, me: Job, n: int) -> bool:
     exceeds = me.held + n > claim
     if exceeds and me.profiled == 1 and profile.is_outgrown(me.profile, me.progress, me.held + n, me.claim_peak):
         me.outgrown = 1
-    if not profiles.is_known(me):
+    if not profile_is_known(me):
         now_ns = monotonic_ns()
         if someone_else_grows_alone(pool, pool.job, now_ns) or not stays_safe(pool, pool.job, n, 0):
             return False
@@ -262,8 +262,6 @@ def may_grant(pool: Member, me: Job, n: int) -> bool:
 
 HOST_SLOT = 0
 """Where no device works behind the processor's back, everything is on one timeline."""
-
-_SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])
 
 
 # -- grants ----------------------------------------------------------------------------------------
@@ -532,42 +530,6 @@ def give_back_unused(pool: Member, given: Array, n: int) -> None:
     job_at(pool, pool.job).held -= n
     header.granted -= n
     unlock_changed(pool)
-
-
-@compiled
-def announce(pool: Member) -> None:
-    """Wake whoever waits for memory: a grant may be possible that was not, although no region has come back."""
-    keep_out_of_line()
-    lock(pool)
-    unlock_changed(pool)
-
-
-@inlined
-def note_change(header: Header) -> tuple[bool, bool]:
-    """Note, inside the mutex, that a wait may have ended; returns whom ``tell`` must wake afterwards."""
-    header.sequence += 1
-    notify = header.boundary_waiters > 0 and header.notified == 0
-    if notify:
-        header.notified = 1
-    return header.waiters > 0, notify
-
-
-@inlined
-def tell(pool: Member, wake: bool, notify: bool) -> None:  # noqa: FBT001 - two independent facts, compiled
-    """Wake waiting allocations and the broker, outside the mutex."""
-    if wake:
-        futex_wake_all(pool.header_address + _SEQUENCE_OFFSET)
-    if notify:
-        write_bytes(pool.notify_fd, pool.one_address, 8)
-
-
-@inlined
-def unlock_changed(pool: Member) -> bool:
-    """Leave the mutex where a wait may have ended, and wake whose; tells whether a thread waits for memory."""
-    wake, notify = note_change(header_of(pool))
-    unlock(pool)
-    tell(pool, wake, notify)
-    return wake
 
 
 # -- the budget while jobs run ---------------------------------------------------------------------

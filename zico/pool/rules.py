@@ -338,7 +338,7 @@ def is_still(waits: Any, inside_ns: Any, duration_ns: Any, stopped: Any) -> Any:
         waits: Whether it waits for memory.
         inside_ns: Since it was admitted, without its waits for memory.
         duration_ns: Of its usual iteration.
-        stopped: Whether its process is stopped (``zico.pool.still``).
+        stopped: Whether its process is stopped (``zico.pool.living``).
     """
     return ((inside_ns > STILL_ITERATIONS * duration_ns + STILL_NS) & (waits == 0)) | (stopped != 0)
 

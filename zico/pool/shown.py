@@ -12,8 +12,8 @@ import numpy as np
 
 from zico.base.compiled import compiled, entry, inlined
 from zico.base.records import I8, dtype_of
-from zico.pool import groups, profiles, regions, still
-from zico.pool.layout import BOUNDARY, EMPTY, HEADER, MEMBER, NOBODY, RUNNING, header_of, job_at
+from zico.pool import groups, living, regions
+from zico.pool.layout import BOUNDARY, EMPTY, HEADER, MEMBER, NOBODY, RUNNING, header_of, job_at, profile_is_known
 from zico.pool.rules import Debt
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _put_debts(pool: Member, requester: int, now_ns: int) -> int:
     regions.put_debts(pool, requester)
     if requester != NOBODY:
         pool.scratch[1][requester] = groups.peak_of(job_at(pool, requester))
-        pool.scratch[3][requester] = profiles.is_known(job_at(pool, requester))
+        pool.scratch[3][requester] = profile_is_known(job_at(pool, requester))
     return groups.merge(pool, requester, now_ns) if header_of(pool).grouped == 1 else requester
 
 
@@ -93,7 +93,7 @@ def _is_given_up(pool: Member, j: int, known: bool, now_ns: int) -> bool:  # noq
         return groups.stands_still(pool, j, now_ns)
     for i in range(header_of(pool).places):
         job = job_at(pool, i)
-        gone_on = still.is_stopped(job, now_ns) or still.is_past(job, now_ns) or still.is_idle(job, now_ns)
+        gone_on = living.is_stopped(job, now_ns) or living.is_past(job, now_ns) or living.is_idle(job, now_ns)
         if (i == j or groups.are_mates(pool, i, j)) and job.state == RUNNING and gone_on:
             return True
     return False

@@ -19,10 +19,9 @@ from zico.base.processes import pid_namespace, started_at
 from zico.base.units import format_bytes
 from zico.device.api import close_descriptors
 from zico.device.host import HostDriver
-from zico.pool import boundaries, deaths, layout, mutex, still
+from zico.pool import boundaries, deaths, layout, living, mutex
 from zico.pool import regions as budgets
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NO_PAGES, NOBODY, REGION, JobState, Paused
-from zico.pool.living import hold_life
 from zico.trace.phases import PHASES
 from zico.trace.profile import CURVE
 
@@ -198,7 +197,7 @@ class PoolTable:
     def become_broker(self) -> None:
         """Be who the jobs rely on, until ``resign``, ``close`` or the end of this process."""
         self._owned.push(self._life)
-        self._life.callback(os.close, hold_life(self.table_fd))
+        self._life.callback(os.close, living.hold_life(self.table_fd))
         self.header["pid_namespace"] = self.member[0]["pid_namespace"]
 
     def resign(self) -> None:
@@ -428,9 +427,9 @@ class PoolTable:
             mutex.unlock_for_python(self.member[0])
 
     def look_around(self) -> None:
-        """Note who is stopped and who moves (``zico.pool.still``), while somebody waits who may wait for them."""
+        """Note who is stopped and who moves (``zico.pool.living``), while somebody waits who may wait for them."""
         if self.header["waiters"] > 0 or self.header["boundary_waiters"] > 0:
-            still.look_around(self.member[0])
+            living.look_around(self.member[0])
 
     def restart_peak(self) -> None:
         """Let the recent peak of this process's job begin at what the job owns now; waits for the mutex."""

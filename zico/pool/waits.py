@@ -15,7 +15,7 @@ Blocked jobs as a reserve
 
     Only its owner can change what is mapped in a process, so nothing is taken. The wish stands in
     the owner's record, and the thread of it that waits obeys (``zico.heap.evicting``). A stopped
-    job is not asked (``zico.pool.still``), nor is its answer waited for. One that has nothing more
+    job is not asked (``zico.pool.living``), nor is its answer waited for. One that has nothing more
     to give is not asked again.
 """
 
@@ -27,9 +27,9 @@ import numpy as np
 
 from zico.base.compiled import compiled, inlined, keep_in_line, keep_out_of_line
 from zico.base.libc import futex_wait, futex_wake_all, monotonic_ns
-from zico.pool import groups, profiles, still
+from zico.pool import groups, living
 from zico.pool.deaths import reap_dead
-from zico.pool.fences import NO_FENCE, at, counters_of, is_issued, issued_of, job_in, pair_of
+from zico.pool.fences import NO_FENCE, is_issued, job_in
 from zico.pool.layout import (
     BOUNDARY,
     EMPTY,
@@ -38,15 +38,19 @@ from zico.pool.layout import (
     NOBODY,
     RUNNING,
     STREAMS,
+    at,
+    counters_of,
     header_of,
+    issued_of,
     job_at,
+    pair_of,
+    profile_is_known,
     regions_of,
     waits_for_memory,
     yields_at_boundary,
 )
-from zico.pool.living import broker_is_gone
-from zico.pool.mutex import lock, unlock
-from zico.pool.regions import claim_of, least_lacking, note_change, remaining_of, tell
+from zico.pool.mutex import lock, note_change, tell, unlock
+from zico.pool.regions import claim_of, least_lacking, remaining_of
 from zico.pool.results import AGAIN, ASKED, COMING, NOTHING
 
 if TYPE_CHECKING:
@@ -285,7 +289,7 @@ def sleep_until_change(pool: Member, sequence: int) -> bool:
     """
     longest_address = pool.poll_address if header_of(pool).on_timeline == 1 else pool.slice_address
     interrupted = futex_wait(pool.header_address + _SEQUENCE_OFFSET, sequence, longest_address)
-    if broker_is_gone(pool):
+    if living.broker_is_gone(pool):
         reap_dead(pool)
     return interrupted
 
@@ -306,8 +310,8 @@ def standstill(pool: Member) -> int:
         if job.state == EMPTY:
             continue
         total += job.state + job.iteration
-        if not still.is_past(job, now_ns):
-            total += still.moves_of(pool, j) + job.held * (2 * j + 3)  # so that no two jobs' changes cancel out
+        if not living.is_past(job, now_ns):
+            total += living.moves_of(pool, j) + job.held * (2 * j + 3)  # so that no two jobs' changes cancel out
     return total
 
 
@@ -329,7 +333,7 @@ def is_passed_over(pool: Member, j: int, now_ns: int) -> bool:
     """Tell whether nobody waits for a job inside: it is stopped, or does nothing or something else."""
     job = job_at(pool, j)
     by_profile = job.profiled == 1 and groups.stands_still(pool, j, now_ns)
-    return bool(still.is_stopped(job, now_ns) or still.is_idle(job, now_ns) or by_profile)
+    return bool(living.is_stopped(job, now_ns) or living.is_idle(job, now_ns) or by_profile)
 
 
 @compiled
@@ -339,7 +343,7 @@ def patience_ns(pool: Member, has_next_tier: int) -> int:
     What exceeds the budget or the job's limit waits for nobody: it goes to the next tier soon,
     while others go on. On a device without one it waits for its deadline: the budget may be raised.
 
-    A job that runs is waited for unless it stands still. What that frees while it does something
+    A job that runs is waited for unless it stands living. What that frees while it does something
     else may do, so it has a little longer than those that wait.
 
     The pool does not see who waits in a collective. A rank that does not move while another one of
@@ -357,11 +361,11 @@ def patience_ns(pool: Member, has_next_tier: int) -> int:
         job = job_at(pool, j)
         if job.state != EMPTY and job.died_ns != 0:  # its regions come back within LINGER_NS
             return STUCK_BESIDE_RUNNING_NS
-        if job.state != RUNNING or still.is_stopped(job, now_ns):
+        if job.state != RUNNING or living.is_stopped(job, now_ns):
             continue
         is_behind = _device_is_behind(pool, j)
         if (is_behind or not waits_for_memory(job)) and not groups.is_held_up(pool, j):
-            if (is_behind and not still.is_idle(job, now_ns)) or not is_passed_over(pool, j, now_ns):
+            if (is_behind and not living.is_idle(job, now_ns)) or not is_passed_over(pool, j, now_ns):
                 return STUCK_BESIDE_RUNNING_NS
             longest_ns = STUCK_BESIDE_STILL_NS
         if is_behind:
@@ -446,7 +450,7 @@ def _lack(pool: Member) -> int:
     header = header_of(pool)
     me = job_at(pool, pool.job)
     remaining = remaining_of(me)
-    if not profiles.is_known(me) or me.held + me.need > claim_of(me):
+    if not profile_is_known(me) or me.held + me.need > claim_of(me):
         remaining = max(remaining, me.held >> _GROWTH_SHIFT)
     lack = remaining + header.granted - header.budget_regions
     return lack if lack > 0 else me.need
@@ -457,7 +461,7 @@ def _can_evict(pool: Member, j: int, now_ns: int) -> bool:
     """Tell whether a thread of another job waits, and so obeys when it is asked."""
     job = job_at(pool, j)
     is_blocked = job.state == BOUNDARY or (job.state == RUNNING and job.waiting_threads > 0)
-    return j != pool.job and is_blocked and not still.is_stopped(job, now_ns)
+    return j != pool.job and is_blocked and not living.is_stopped(job, now_ns)
 
 
 @inlined

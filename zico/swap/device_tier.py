@@ -47,7 +47,8 @@ from zico.base.compiled import interpreted
 from zico.base.errors import ConfigError, DriverError
 from zico.base.units import format_bytes
 from zico.heap.cuda import on_stream
-from zico.pool.fences import NO_FENCE, PAIRS, at, pair_in, value_in
+from zico.pool.fences import NO_FENCE, pair_in, value_in
+from zico.pool.layout import PAIRS, at
 from zico.swap.swapper import LEAST_BYTES
 from zico.tiers.layout import FAILED, FULL, KIND_NAMES, MEMORY, Rates
 from zico.tiers.stack import TierStack

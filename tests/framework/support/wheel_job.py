@@ -827,9 +827,9 @@ def compiled_trees() -> dict[str, Any]:
 
 def compiled_without() -> dict[str, Any]:
     """Do the same where graph trees cannot run, as in a job that pages."""
-    from zico.adapters import torch_trees
+    from zico.adapters import torch_graphs
 
-    torch_trees.serve(SimpleNamespace(heap=SimpleNamespace(managed=True)), torch)  # type: ignore[arg-type]
+    torch_graphs.serve(SimpleNamespace(heap=SimpleNamespace(managed=True)), torch)  # type: ignore[arg-type]
     return compiled_trees()
 
 

@@ -28,8 +28,8 @@ from process.support.single_steps import stop_here
 
 from zico.base.compiled import entry
 from zico.pool import boundaries, deaths, regions, waits
-from zico.pool.fences import fence_of, pair_of
-from zico.pool.layout import MEMBER, NOBODY, JobState, header_of
+from zico.pool.fences import fence_of
+from zico.pool.layout import MEMBER, NOBODY, JobState, header_of, pair_of
 
 if TYPE_CHECKING:
     from zico.pool.table import PoolTable

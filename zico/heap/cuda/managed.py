@@ -48,8 +48,8 @@ from zico.paging.residency import block_at as known_at
 from zico.paging.residency import hold, is_expected, note_active, note_arrival, note_departure, note_inactive, renew
 from zico.paging.residency import release as end_hold
 from zico.pool import regions
-from zico.pool.fences import NO_FENCE, issued_of, pair_of
-from zico.pool.layout import NOBODY, cap_of, header_of
+from zico.pool.fences import NO_FENCE
+from zico.pool.layout import NOBODY, cap_of, header_of, issued_of, pair_of
 from zico.pool.results import BEHIND, GRANTED, MUST_WAIT
 from zico.trace import profile
 

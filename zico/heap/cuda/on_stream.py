@@ -47,8 +47,8 @@ from zico.heap.layout import (
 )
 from zico.pool import waits
 from zico.pool.deaths import reap_dead
-from zico.pool.fences import NO_FENCE, at, counters_of, fence_of, has_passed, issued_of, pair_of, slot_in, value_in
-from zico.pool.layout import NOBODY, STREAMS, header_of
+from zico.pool.fences import NO_FENCE, fence_of, has_passed, slot_in, value_in
+from zico.pool.layout import NOBODY, STREAMS, at, counters_of, header_of, issued_of, pair_of
 from zico.pool.living import broker_is_gone
 from zico.pool.mutex import lock, unlock
 from zico.pool.results import KEPT, MUST_WAIT, NEVER_FITS, NOTHING

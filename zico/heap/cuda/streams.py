@@ -71,8 +71,20 @@ from zico.heap.cuda.layout import STREAM
 from zico.heap.free_list import gaps_of
 from zico.heap.layout import MAIN, SPILL, arena_of, pool_of
 from zico.pool import regions
-from zico.pool.fences import at, counters_of, fence_of, has_passed, issued_of, pair_of
-from zico.pool.layout import COUNTER_BYTES, EMPTY, NOBODY, STREAMS, header_of, job_at
+from zico.pool.fences import fence_of, has_passed
+from zico.pool.layout import (
+    COUNTER_BYTES,
+    EMPTY,
+    NOBODY,
+    STREAMS,
+    at,
+    counters_of,
+    header_of,
+    issued_of,
+    job_at,
+    pair_of,
+)
+from zico.pool.mutex import announce
 
 if TYPE_CHECKING:
     from zico.heap.cuda.layout import Stream
@@ -301,7 +313,7 @@ def release(heap: HeapRecord, slot: int, given: Array, n: int) -> int:
     fence = fence_for(heap, slot, n << heap.region_shift)
     someone_waits = regions.give_back(pool_of(heap), given, n, fence)
     if someone_waits and stream_at(heap, slot).unmarked_bytes > 0 and mark_or_wait(heap, slot):
-        regions.announce(pool_of(heap))  # it began to wait in between, and has found no mark
+        announce(pool_of(heap))  # it began to wait in between, and has found no mark
     return fence
 
 
@@ -316,7 +328,7 @@ def _mark_streams(heap: HeapRecord, everything: bool) -> None:  # noqa: FBT001 -
         if is_due and mark_or_wait(heap, slot):
             marked = True
     if marked:
-        regions.announce(pool_of(heap))
+        announce(pool_of(heap))
 
 
 @compiled
@@ -435,7 +447,7 @@ def is_lost_by(heap: HeapRecord, status: int) -> bool:
         sleep_for(heap.streams.settle_ns)
         for slot in range(heap.streams.n):
             _pass_mark(heap, slot)
-        regions.announce(pool_of(heap))
+        announce(pool_of(heap))
     return heap.streams.lost != 0
 
 
