@@ -156,7 +156,6 @@ def _inherited_pool(inherited: Inherited, owned: contextlib.ExitStack) -> Pool:
 
 
 def _told(manager: PoolManager) -> str:
-    """Return the line that says what was taken over."""
     status = manager.status(time.monotonic_ns())
     jobs = ", ".join(f"{job.name} (process {job.pid})" for job in status.jobs) or "no job"
     return (

@@ -263,7 +263,6 @@ class Ledger:
         )
 
     def _latest(self) -> tuple[list[Member], int]:
-        """Return the latest jobs, and how many were there before them."""
         those = [member for member in self._ever if not member.record["aside"]]  # a launcher is no job
         latest = those[-MAX_REPORTED_JOBS:]
         return latest, self._forgotten + len(those) - len(latest)
@@ -460,5 +459,4 @@ def _printable(raw: bytes) -> str:
 
 
 def _known(figures: OutsideFigures | None) -> dict[str, Any]:
-    """Return the fields that can be filled in."""
     return figures._asdict() if figures else {}

@@ -88,7 +88,6 @@ def _refused_pause(wanted: Change, members: Sequence[Member], jobs: Record, *, m
 
 
 def _is_meant(wanted: Change, member: Member) -> bool:
-    """Tell whether a change names a member."""
     return member.name == wanted.job and wanted.pid in (msgspec.UNSET, member.pid)
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from zico.broker.members import Member
 
 LOOK_NS = 100_000_000
-"""Between two questions to the management library or to MPS."""
+"""Two questions to the management library or to MPS are so long apart."""
 SAY_AFTER_NS = 1_000_000_000
 """A context that ends within this time is worth no line."""
 _log = logging.getLogger(__name__)

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 LOCALHOST = "127.0.0.1"
 ANSWER_S = 2.0
-"""How long a scrape waits for the broker's loop."""
+"""A scrape waits so long for the broker's loop."""
 PEER_S = 5.0
-"""How long a peer may take for its request and for reading the answer, all together."""
+"""A peer may take so long for its request and for reading the answer, all together."""
 MOST_PEERS = 16
 LOOK_S = 0.5
-"""Between two looks for peers that have taken too long."""
+"""Peers that have taken too long are looked for once in this time."""
 BACKLOG = 16
 END_S = ANSWER_S + 1.0
 _OWNER_ONLY = 0o600
@@ -398,7 +398,6 @@ def _of_jobs(labelled: Sequence[tuple[tuple[str, ...], JobReport]]) -> Iterator[
 
 
 def _gauge(job: JobReport, name: str) -> float:
-    """Return a gauge's value for a job."""
     if name == "out_of_memory":
         return float(job.oom is not None)
     return float(getattr(job, name.replace("_seconds", "_s")))

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 LOOK_NS = 1_000_000_000
-"""Between two questions, each of which takes a system call per process."""
+"""Two questions are so long apart: each takes a system call per process."""
 _MOST_HOLDERS = 3
 _LOST = {6: "the driver does not find the GPU any more", 15: "the GPU is lost", 16: "the GPU must be reset"}
-"""By the library's status (nvml.h): NVML_ERROR_NOT_FOUND, NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED."""
+"""By the library's status (nvml.h) NVML_ERROR_NOT_FOUND, NVML_ERROR_GPU_IS_LOST and
+NVML_ERROR_RESET_REQUIRED mean this."""
 _UNCORRECTED, _SINCE_LOADED = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
 
 

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_ROWS = 32_768
-"""Rows kept: eleven minutes at 20 ms before they are first thinned, and far more than a picture has
-columns."""
+"""So many rows are kept: eleven minutes at 20 ms before they are first thinned, and far more than a
+picture has columns."""
 
 MAX_CELLS = 1 << 22
-"""Rows times jobs ever seen: beyond 128 jobs rows become fewer, so that a long sweep does not fill memory."""
+"""Rows times jobs ever seen stay below this: beyond 128 jobs rows become fewer, so that a long
+sweep does not fill memory."""
 
 FIRST_PERIOD_NS = 5_000_000
 """Rows closer than this share one place, so that bursts of events do not fill the history."""

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 IDLE_NS = 1_000_000_000
 MAX_LINKS = 128
 JOINING_NS = 15_000_000_000
-"""What joining may take after its place is given: longer than a client's deadline."""
+"""Joining may take so long after its place is given: longer than a client's deadline."""
 FDS_PER_LINK = 2
-"""A connection's own descriptor, and its process's."""
+"""A connection has its own descriptor, and its process's."""
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[int], None]
@@ -139,7 +139,6 @@ class Server:
         self._manager.act(now_ns)
 
     def _timeout_s(self) -> float:
-        """Return the seconds until the next thing that no event announces."""
         now_ns = time.monotonic_ns()
         due_ns = [link.deadline_ns for link in self._links if link.deadline_ns is not None]
         return max(0, min(self._manager.due_ns, now_ns + IDLE_NS, *due_ns) - now_ns) * 1e-9
@@ -308,7 +307,6 @@ class Server:
         link.say(self._manager.welcome(link.member), now_ns, self._manager.descriptors[: m.WELCOME_FDS])
 
     def _send_more(self, link: Link, now_ns: int) -> None:
-        """Send a member the next descriptors."""
         first = link.fds_sent
         batch = self._manager.descriptors[first : first + m.FDS_PER_MESSAGE]
         if not batch:

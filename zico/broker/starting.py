@@ -20,9 +20,9 @@ START_S = 1800.0
 """The first broker on a machine compiles."""
 END_S = 5.0
 READY = b"ready\n"
-"""What a broker says, where it is asked to, when jobs can join."""
+"""A broker says this, where it is asked to, when jobs can join."""
 COMPILING = b"compiling\n"
-"""What it says before that, if it has to compile."""
+"""A broker says this before, if it has to compile."""
 _WORDS_BYTES = 64
 
 

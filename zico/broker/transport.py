@@ -365,7 +365,7 @@ def _listen(path: Path) -> socket.socket:
 # one is not ours.
 
 SPARE_FDS = 64
-"""Descriptors left for everything else: files, pipes, libraries."""
+"""So many descriptors are left for everything else: files, pipes, libraries."""
 
 
 def make_room(n_fds: int, whose: str, spare: int = SPARE_FDS) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from zico.broker.notes import Head
 
 END_S = 10.0
-"""How long a broker may take to end."""
+"""A broker may take so long to end."""
 LOG_SUFFIX = ".log"
 STATUS_SCHEMA = "zico.daemons.v1"
 
@@ -370,7 +370,6 @@ def _places(ctx: click.Context, socket: Path | None) -> list[tuple[str, Path]]:
 
 
 def _new_log(path: Path) -> Any:  # noqa: ANN401 - a file that is also a context
-    """Open the file for what a daemon writes, empty."""
     try:
         path.unlink(missing_ok=True)
         return path.open("x+b")
@@ -385,7 +384,6 @@ def _remove(log: Path) -> None:
 
 
 def _last_of(lines: Sequence[str]) -> str:
-    """Return the last line that a broker wrote, without what says who wrote it."""
     return lines[-1].removeprefix("zico: ").removeprefix("zico broker: ").removeprefix("ERROR ")
 
 

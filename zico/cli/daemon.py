@@ -171,13 +171,11 @@ def _texts(wanted_bytes: int, has_bytes: int) -> tuple[str, str]:
 
 
 def _typed(size_bytes: int) -> str:
-    """Return a size as a command takes it."""
     text = format_bytes(size_bytes).replace(" ", "")
     return text if parse_size(text, whole_bytes=2 * size_bytes) == size_bytes else f"{size_bytes}B"
 
 
 def _policy(pool: Status) -> str:
-    """Return the policy of a pool as ``--policy`` takes it."""
     return f"{pool.policy}:{pool.parameters}" if pool.parameters else pool.policy
 
 

@@ -111,7 +111,6 @@ def _state(job: JobProgress, member: JobReport) -> str:
 
 
 def _state_outside(job: JobProgress, pool: PoolProgress) -> str:
-    """Return the state of a job of which no process is known to be in the pool."""
     if job.exit_code is not None:
         return _end(job)
     if pool.status is None:
@@ -244,7 +243,6 @@ class Display:
 
 
 def _prefix(name: str, number: int, width: int, file: TextIO) -> bytes:
-    """Return what stands before each line, coloured where the stream takes colours."""
     console = TextConsole(file)
     with console.capture() as captured:
         console.print(Text.assemble((f"{name:{width}}", colour_of(number)), " | "), end="", soft_wrap=True)

@@ -38,7 +38,6 @@ _LARGEST = 1 << 60
 _LEAST_CUDA_REGION = 2 * MIB  # what CUDA maps at once
 _NS_A_SECOND = 1e9
 FITS, DOES_NOT_FIT, FAILED = range(3)
-"""Exit codes."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "zico.fit.measured.v1"
 PAYS, DOES_NOT_PAY = range(2)
-"""Exit codes."""
 LEAST_GAIN = 1.05
-"""From this gain on sharing pays: less is within what runs of some seconds differ by."""
+"""Sharing pays from this gain on: less is within what runs of some seconds differ by."""
 MUCH_WAITING = 0.1
 SECONDS, DEADLINE_S = 10.0, 600.0
 MOST_S = 86_400.0

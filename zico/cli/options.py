@@ -55,7 +55,7 @@ KEYS = (
     *("budget", "device", "policy", "region", "grace", "log-level", "isolate", "mps", "most", "weight", "priority"),
     *("slo", "save", "limit", "tier", "reserve", "jobs", "metrics"),
 )
-"""What a settings file may say: the options that are settings."""
+"""A settings file may have these: the options that are settings."""
 _FILE = "zico.settings_file"
 
 
@@ -315,7 +315,7 @@ def errors_end_with(exit_code: int) -> Iterator[None]:
 
 
 ANSWER_S = 5.0
-"""How long a broker may take to answer a command."""
+"""A broker may take so long to answer a command."""
 
 
 def share_text(share: Share) -> str:
@@ -336,7 +336,7 @@ whole_option = click.option(
     "--whole", is_flag=True, help="Take a trace as one iteration, such as a snapshot of one or two steps."
 )
 STDOUT = Path("-")
-"""What options that name a file take for standard output."""
+"""Options that name a file take this for standard output."""
 AFTER_DASHES = "zico.after_dashes"
 """Key in ``click.Context.meta``; absent without ``--``."""
 WORDS = "zico.words"

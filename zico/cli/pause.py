@@ -51,7 +51,6 @@ def told(job: Meant, processes: int, after: Status) -> str:
 
 
 def _change(socket: Path | None, device: str | None, job: str, *, paused: bool, move: bool = False) -> int:
-    """Change it, and say so; returns the exit code."""
     with Brokers(socket, device) as brokers:
         path, _, meant = brokers.having(job)
         after, processes = brokers.change(path, Change(job=meant.name, pid=meant.only_pid, paused=paused, move=move))

@@ -1,8 +1,8 @@
 """Where memory has room for one more job of a sweep: ``zico fit`` on profiles of jobs of the same command.
 
 A job whose command has no profile yet starts beside jobs that all have one, and nothing starts
-beside it until it has its own. Where none comes, because a job ends without one or has none after
-``PATIENCE_S``, jobs of its command count with the most that one has held so far. Jobs that never
+beside it until it has its own. A job may end without one, or have none after
+``PATIENCE_S``: then jobs of its command count with the most that one has held so far. Jobs that never
 join the pool need none of its memory. A profile counts on every device, with the times of the
 device where it was made. Jobs of others, whom a daemon serves, too, count with the most that they
 have held.
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 _NS_A_SECOND = 1e9
 PATIENCE_S = 120.0
-"""How long after a job's start its profile is waited for."""
+"""A job's profile is waited for so long after its start."""
 WORTH = 0.25
-"""What one more job that makes others wait must add to the jobs' common throughput, as a share of a job's alone."""
+"""One more job that makes others wait must add so much to the common throughput, as a share of a job's alone."""
 
 
 class RoomByFit:

@@ -184,7 +184,6 @@ def run(
 
 
 def _resume(ctx: click.Context) -> int:
-    """Run what is left of a sweep, as if its command line was given again."""
     refuse_beside_resume(ctx)
     with SweepFile.resume(ctx.params["resume"]) as file:
         words = resumed_words(file, ctx.meta[WORDS])
@@ -250,7 +249,6 @@ def _with_shares(commands: tuple[Command, ...], devices: Sequence[Settings]) -> 
 
 
 def _told(chosen: Mapping[str, Setting[str]]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the texts of some settings, and their origins."""
     texts = {field: setting.value for field, setting in chosen.items()}
     return texts, {field: setting.origin for field, setting in chosen.items()}
 

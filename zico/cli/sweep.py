@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 SWEEP_FILE = "sweep.jsonl"
-"""In the directory of ``--report``."""
+"""It lies in the directory of ``--report``."""
 RESULTS_NAME = "sweep.json"
 _SIGNALLED = 128
 
@@ -226,7 +226,6 @@ def _row(job: SweepJob, file: SweepFile) -> SweepRow:
 
 
 def _exit_code(report: SweepReport, outcome: Outcome | None) -> int:
-    """Return that of a job that failed, else why jobs are left, else 0."""
     failed = [row.exit_code for row in report.jobs if row.exit_code]
     if failed:
         return failed[0]

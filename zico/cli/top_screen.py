@@ -72,7 +72,7 @@ class Rates:
 Pools: TypeAlias = "Sequence[tuple[Path, Status]]"
 """Each pool with its broker's socket, in the order in which they are shown."""
 Wanted: TypeAlias = "tuple[Path, Change]"
-"""A change, and the socket of the broker that is to make it."""
+"""A change comes with the socket of the broker that is to make it."""
 
 
 class Asks(enum.Enum):
@@ -283,7 +283,7 @@ _COLUMNS = ("", "job", "it/s", "iterations", "now", "peak", "claim", "limit", "s
 _LEFT = ("", "job", "share", "moved", "state")
 _IF_ANY = ("limit", "share", "moved")
 _DISPENSABLE = ("share", "iterations", "limit", "claim", "moved", "peak")
-"""In this order they go where the terminal is narrow."""
+"""Columns go in this order where the terminal is narrow."""
 _MARK_CELLS, _GAP_CELLS = 2, 2
 _STATE_CELLS = 24  # what a state needs at least: its end may be cut
 

@@ -179,7 +179,6 @@ def _write(path: Path, content: bytes) -> Path:
 
 @contextlib.contextmanager
 def _translated(path: Path) -> Iterator[None]:
-    """Say which file could not be written."""
     try:
         yield
     except OSError as error:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WARM_UP = 5
 ITERATIONS = 40
-"""Of the longest job, after the warm-up."""
+"""A simulation lasts so many iterations of the longest job after its warm-up."""
 _MOST_STEPS = 400_000  # a job that is a thousand times shorter than its neighbour must not take minutes
 _NEGLIGIBLE = 0.005  # of an iteration
 

@@ -257,7 +257,7 @@ MOST_JUDGED = 64
 
 _TURN = int(Reason.TURN)
 EVERYBODY = 1 << 30
-"""No limit on how many are in an iteration at a time."""
+"""With this limit any number may be in an iteration at a time."""
 
 
 @compiled

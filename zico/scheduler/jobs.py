@@ -201,7 +201,8 @@ SAMPLE = dtype_of(Sample)
 
 SAMPLES = 128
 SCRATCH_ROWS = 7
-"""Of the banker's rule: held, claim, residual, must finish, done; who is blocked; who is given up."""
+"""The banker's rule has held, claim, residual, must finish and done; two more say who is blocked
+and who is given up."""
 FOREVER = 1 << 62
 
 _INT64 = np.dtype(np.int64)

@@ -24,7 +24,7 @@ _BOUNDARY = int(JobState.BOUNDARY)
 _NONE, _ALONE, _MISFIT = int(Reason.NONE), int(Reason.ALONE), int(Reason.MISFIT)
 
 LONGEST_WAITING, SHORTEST, LONGEST, LEAST_SERVED = 0, 1, 2, 3
-"""The job that comes first: the one that waits longest, that of the shortest or of the longest iteration, the one that
+"""The job comes first that waits longest, that has the shortest or the longest iteration, or that
 has got the least lately."""
 _FINE = 1 << 20
 _OWED = 1 << 40  # above any priority
@@ -52,7 +52,6 @@ def in_turn(snapshot: Snapshot) -> NDArray[np.int64]:
 
 @inlined
 def _key(job: SnapshotJob, first: int) -> int:
-    """Return what is least for the job that comes first."""
     if first == LEAST_SERVED:
         return int(job.served * _FINE)
     if job.profile_address == 0:

@@ -89,13 +89,13 @@ Array = Any
 
 _USED = SHARED.fields["used"][1]
 _PREPARED_BYTES = 64 << 20
-"""What the disk is asked for at a time: some milliseconds, and little where a job needs little."""
+"""The disk is asked for so much at a time: some milliseconds, and little where a job needs little."""
 EPOCH_NS = 10_000_000_000
-"""How long pages that nothing needs stay: some iterations, so that each finds what the last has left."""
+"""Pages that nothing needs stay so long: some iterations, so that each finds what the last has left."""
 _PUNCHED_BYTES = 8 << 20
 _PAGES = 1
 _NO_PAGES = TAKEN
-"""The word of a chain of one block without pages."""
+"""A chain of one block without pages has this word."""
 
 
 @inlined

@@ -2,7 +2,7 @@
 
 A payload is cut into pieces, each of which is encoded (``zico.tiers.encodings``). Nobody has to
 be told how: a piece says it. The 4-byte numbers that are zero are left out, which takes hardly more
-time than a copy, or more is left out where the caller allows that. A piece that does not get
+time than a copy. More is left out where the caller allows that. A piece that does not get
 smaller is kept as it is. Pieces follow each other through the chain's blocks::
 
     block 7                              block 2
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 
 PIECE_BYTES = 1 << 18
-"""Fits a processor's second cache."""
+"""A piece fits a processor's second cache."""
 WORTH = 0.9
-"""What takes more of its size than this is not worth the time."""
+"""What takes a larger share of its size is not worth the time."""
 _HEAD_BYTES = 4
 _LENGTH_BITS = 24
 _LENGTH_MASK = (1 << _LENGTH_BITS) - 1
 _AS_IT_IS = -1
-"""A form; the others are encodings."""
+"""This form is none of the encodings: the piece is kept as it is."""
 _OUT = 0
 _IN = 1
 _EINVAL = errno.EINVAL

@@ -93,7 +93,7 @@ def _room(kind: str, directory: str) -> tuple[int, int]:
 
 
 _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
-"""What file systems and kernels say that have no ``O_TMPFILE`` (open(2))."""
+"""File systems and kernels say this that have no ``O_TMPFILE`` (open(2))."""
 
 
 def open_nameless(directory: str) -> int:

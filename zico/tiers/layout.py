@@ -35,23 +35,23 @@ KIND_NAMES = ("memory", "file", "compressed")
 EMPTY = 0
 KEPT = 1
 TAKEN = 2
-"""The least word of a block in a chain."""
+"""A block in a chain has at least this word."""
 END = -1
-"""The next block of a chain's last one."""
+"""A chain's last block has this as the next one."""
 WORD_BYTES = 4
 
 FULL = -1
-"""Instead of a ticket: no tier has room."""
+"""Returned instead of a ticket: no tier has room."""
 FAILED = -2
-"""Instead of a ticket: a tier that had room could not be written to; its ``SHARED.error`` says why."""
+"""Returned instead of a ticket: a tier that had room could not be written to; its ``SHARED.error`` says why."""
 TIER_BITS = 2
 """A ticket is a chain's first block and, in the lowest bits, the tier; it fits 32 bits."""
 TIER_MASK = (1 << TIER_BITS) - 1
 
 ALIGNMENT_BYTES = 4096
-"""What ``O_DIRECT`` wants addresses, offsets and lengths to be multiples of: the largest logical block there is."""
+"""``O_DIRECT`` wants addresses, offsets and lengths to be multiples of the largest logical block there is."""
 BOUNCE_BYTES = 1 << 20
-"""Two of these, one a direction, for what is not aligned."""
+"""A stack has two such buffers, one a direction, for what is not aligned."""
 
 
 class Shared(Record, align=False):

@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 
 
 LARGE_BYTES = {MEMORY: 32 * MIB, FILE: 8 * MIB, COMPRESSED: 2 * MIB}
-"""By kind: more than processors' caches keep where that matters."""
+"""By kind, a payload is large that exceeds what processors' caches keep, where that matters."""
 TIMES = 2
-"""The first copy finds memory without pages and files without a history: the fastest counts, as later ones will be."""
+"""The fastest of so many copies counts: the first finds memory without pages and files without a history."""
 
 _FEATURES = PIECE_BYTES // 4
-"""Different numbers as of a layer behind a ReLU; compressed pieces know nothing of each other."""
+"""So many different numbers are as of a layer behind a ReLU; compressed pieces know nothing of each other."""
 _FIGURES = ("out_bytes", "in_bytes", "out_ns", "in_ns", "refused", "peak", "recent_peak", "error")
 
 
@@ -280,7 +280,6 @@ def _describe(wishes: Sequence[TierWish], whole_bytes: int) -> Any:  # noqa: ANN
 
 
 def _control(driver: HostDriver, shared: Any, label: str) -> int:  # noqa: ANN401 - SHARED records
-    """Return the descriptor of new shared memory that begins with the records."""
     last = shared[-1]
     size_bytes = int(last["words_offset"] + last["n_blocks"] * WORD_BYTES)
     size_bytes += -size_bytes % _PAGE_BYTES

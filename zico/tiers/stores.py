@@ -2,8 +2,8 @@
 
 A tier keeps a payload as it is or compressed (``zico.tiers.compressing``). Into memory that has
 pages a payload is copied through a mapping, at the speed of ``memcpy``. Into memory that has none
-it is written: the kernel then neither faults for each page nor zeroes it first, which is twice as
-fast, and having no memory is an errno instead of a signal. Files are read and written past the page
+it is written. The kernel then neither faults for each page nor zeroes it first, which is twice as
+fast. A lack of memory is an errno then instead of a signal. Files are read and written past the page
 cache where they can be (``O_DIRECT``): what the cache keeps has not left the machine's memory.
 
 Guarantees

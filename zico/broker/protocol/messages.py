@@ -20,14 +20,14 @@ PROTOCOL_VERSION = 12
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 128 * 1024
-"""The longest message; nothing longer is ever buffered."""
+"""No longer message is ever buffered."""
 
 WELCOME_FDS = 3
-"""Descriptors that travel with a ``Welcome``: all that there are on the host device."""
+"""So many descriptors travel with a ``Welcome``: all that there are on the host device."""
 FDS_PER_MESSAGE = 128
-"""Descriptors that travel with a ``More`` at most; the kernel passes on 253 at most (SCM_MAX_FD, unix(7))."""
+"""At most so many descriptors travel with a ``More``; the kernel passes on 253 at most (SCM_MAX_FD, unix(7))."""
 MAX_FDS = 1 << 20
-"""Descriptors that can be announced: no process may open more, unless fs.nr_open was raised (proc(5))."""
+"""So many descriptors can be announced: no process may open more, unless fs.nr_open was raised (proc(5))."""
 
 STATUS_SCHEMA = "zico.status.v1"
 
@@ -44,24 +44,24 @@ MAX_WEIGHT = 1000.0
 MAX_PRIORITY = 1000
 MAX_SLO = 100.0
 MAX_SIZE_BYTES = 2**53
-"""The largest size to ask for: floats, and numbers in JSON (RFC 8259), are exact up to this."""
+"""Nobody can ask for more: floats, and numbers in JSON (RFC 8259), are exact up to this."""
 MAX_WAIT_S = 1e9
-"""The longest wait to ask for; in nanoseconds, added to any clock's time, it fits 64 bits."""
+"""Nobody can ask for a longer wait; in nanoseconds, added to any clock's time, it fits 64 bits."""
 MAX_VERSION = 2**31 - 1
 MAX_PID = 2**22
 """The kernel's own limit, PID_MAX_LIMIT (proc_sys_kernel(5)); the shared table has 32 bits for a pid."""
 
 MAX_COUNT = 2**63 - 1
-"""The largest word of the shared table. The ledger cuts products of such words to it."""
+"""No word of the shared table is larger. The ledger cuts products of such words to it."""
 MAX_SECONDS = 1e12
-"""Above any sum of four words of the shared table that count nanoseconds."""
+"""No sum of four words of the shared table that count nanoseconds is above this."""
 MAX_RATE = 1e30
-"""Above any word of the shared table, per nanosecond."""
+"""No word of the shared table, per nanosecond, is above this."""
 MAX_REASON_CHARS = 300
 MAX_OUTSIDERS = 16
-"""Processes outside the pool in one ``Report``, the latest that told."""
+"""A ``Report`` has so many processes outside the pool, the latest that told."""
 MAX_REPORTED_JOBS = 64
-"""Jobs in one ``Report``, the latest to join: as many as fit into ``MAX_FRAME_BYTES`` at their longest."""
+"""A ``Report`` has so many jobs, the latest to join: as many as fit into ``MAX_FRAME_BYTES`` at their longest."""
 
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
 """Names and sentences reach terminals."""

@@ -28,7 +28,7 @@ Int64s = NDArray[np.int64]
 
 _LONGEST_S = 1e9
 LARGEST = 1 << 60
-"""Bytes or ticks: sums of a problem's numbers must stay below 2**63."""
+"""Sums of a problem's numbers, bytes or ticks, must stay below 2**63."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,7 +161,7 @@ def refusal(problem: Problem, reason: Reason, planner: str, elapsed_s: float) ->
 
 
 FOREVER_NS = 1 << 62
-"""A time of ``time.monotonic_ns`` that never comes."""
+"""``time.monotonic_ns`` never reaches this."""
 
 
 def limits_of(began_ns: int, deadline_s: float, work: int) -> tuple[int, int]:

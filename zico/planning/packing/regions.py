@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 MOST_SLOTS = 1 << 24
 """Problems whose tensors, laid end to end, take more are refused: bookkeeping takes 32 bytes a slot."""
 WORK = 10_000_000
-"""Moves, each times the tensors, where no deadline was given: about ten seconds."""
+"""Where no deadline is given, so many moves are tried, each times the tensors: about ten seconds."""
 _TICK_SHARE = 1e-3
-"""What ticks weigh beside their time: those that take none count a little, too."""
+"""Ticks weigh so much beside their time: those that take none count a little, too."""
 _STEEP = 300.0
 """One slot above the target, all the time, weighs like this many slots held."""
 _HEAT = 1e-4
-"""How much worse a move may make it at first, in slots held all the time. Found on synthetic iterations."""
+"""A move may make it so much worse at first, in slots held all the time. Found on synthetic iterations."""
 _BLINK = 32
 """When tensors are put back, one gap in so many is overlooked."""
 _STARTS = 3
-"""Packings that are improved, one after the other."""
+"""So many packings are improved, one after the other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +229,6 @@ def _packing(
 
 
 def _weights(tick_ns: Int64s) -> packing.Floats:
-    """Return each tick's share of the whole."""
     duration = np.maximum(np.diff(tick_ns), 0).astype(np.float64)
     weight = duration / max(duration.sum(), 1.0) + _TICK_SHARE / len(duration)
     shares: packing.Floats = weight / weight.sum()
@@ -237,7 +236,6 @@ def _weights(tick_ns: Int64s) -> packing.Floats:
 
 
 def _live(lower: Int64s, upper: Int64s, size: Int64s, n_ticks: int) -> Int64s:
-    """Return how much is alive at each tick."""
     change = np.zeros(n_ticks + 1, np.int64)
     np.add.at(change, lower, size)
     np.subtract.at(change, upper, size)
@@ -275,7 +273,6 @@ def _found(n: int, n_orders: int) -> searching.Found:
 
 
 def _state(seed: int) -> Int64s:
-    """Return the integers of an empty packing."""
     state = np.zeros(packing.STATES, np.int64)
     state[packing.SEED] = seed
     return state

@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 BLOCK = 64
-"""Tensors, neighbours in ``lower``, that are passed over together when all of them end too early."""
+"""So many tensors, neighbours in ``lower``, are passed over together when all of them end too early."""
 NOWHERE = -1
 EVERYWHERE = 1 << 62
 _SAME = 1e-12

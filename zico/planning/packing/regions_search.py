@@ -46,7 +46,7 @@ from zico.planning.packing.regions_packing import (
 )
 
 MOST_VICTIMS = 24
-"""Tensors taken out in one move."""
+"""One move takes out at most so many tensors."""
 _SLOT_SHARE = 1e-3
 """A distinct slot more weighs like one held for this share of the time: it is mapped once an iteration."""
 _LOOK_AT_CLOCK = 16
@@ -80,7 +80,8 @@ class Effort(NamedTuple):
 
 
 PEAK, MEAN, USED, OPTIMAL, MOVES, FOUND = range(6)
-"""Most slots held, their mean over time, distinct slots, 1 if nothing can be better, moves made."""
+"""They are the most slots held, their mean over time, distinct slots, 1 if nothing can be better,
+moves made, and 1 if there is a packing."""
 
 
 @inlined

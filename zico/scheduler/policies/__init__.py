@@ -27,10 +27,10 @@ POLICIES = {
 }
 """What each policy does, by its name, which is also its module's."""
 PUBLISHED = ("salus", "gandiva", "tgs", "nvshare", "mps", "partition")
-"""Those of others, in ``zico.lab.policies``."""
+"""These are others' policies, in ``zico.lab.policies``."""
 
 REAL = ("zico", "shift", "claims", "serial", "salus", "none")
-"""Those that brokers can run; the others are for the simulator."""
+"""Brokers can run these; the others are for the simulator."""
 
 
 def policy_named(text: str) -> Compiled:

@@ -243,7 +243,6 @@ def _waits_for_first(snapshot: Snapshot, index: int, first: int, profiling_ns: i
 
 @compiled
 def _goes(snapshot: Snapshot, index: int, inside: int, promised: tuple[Int64s, Int64s], budget: int) -> bool:
-    """Tell whether a job that asks may begin beside those that are inside an iteration."""
     job = job_at(snapshot, index)
     if inside == NOBODY:
         return True
