@@ -1,11 +1,11 @@
 """The job's allocator: tensors to slots, compiled, safe for any number of threads.
 
 Theory of operation
-    A tensor goes to its place in the plan. Where there is none, or that is taken, it goes to the
-    arena of its learned class, at the lowest address that needs the fewest new regions. The first
-    block that touches a slot acquires a region for it, the last one that leaves returns the region
-    at once; the mapping stays, so the next acquisition of the same slot usually gets the same
-    region and maps nothing. In between the region goes back only while the slot is evicted
+    A tensor goes to its place in the plan. Where that is taken, or there is none, it goes to the
+    arena of its learned class. There it gets the lowest address that needs the fewest new regions.
+    The first block that touches a slot acquires a region for it, the last one that leaves returns
+    the region at once. The mapping stays, so the next acquisition of the same slot usually gets the
+    same region and maps nothing. In between the region goes back only while the slot is evicted
     (``zico.heap.evicting``): by a thread of the job that waits.
 
     On the host device tensors over a threshold come here. On a device that works behind the
@@ -13,14 +13,14 @@ Theory of operation
 
 Guarantees
     4. A live tensor never moves: what changes is at most the memory behind its addresses.
-    7. A thread that waits for regions holds no lock, wakes at least once a slice, and after the
-       wait limit, or when nobody in the pool can go on, places the tensor in the next tier.
+    7. A thread that waits for regions holds no lock, and wakes at least once a slice. After the
+       wait limit, or when nobody in the pool can go on, it places the tensor in the next tier.
     A grant of several regions is all or nothing, also when mapping fails half-way.
 
 Known limitations
     A request above the largest budget since the job joined, with what the job holds already, is
-    refused: the framework raises its own error. Where there is no next tier, as on a GPU whose
-    driver cannot map memory of the host, a wait that nothing ends is refused, too.
+    refused: the framework raises its own error. So is a wait that nothing ends where there is no
+    next tier, as on a GPU whose driver cannot map memory of the host.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ def begin_by_mark(heap: HeapRecord) -> bool:
 
 
 MOST_OPERANDS = 1 << 12
-"""Tensors of one operation that are told apart: of more, foreach operations on large models, the rest is left out."""
+"""So many tensors of one operation are told apart; foreach operations on large models have more."""
 
 _READ, _WRITE = int(Kind.READ), int(Kind.WRITE)
 _I64 = np.dtype("i8")

@@ -233,7 +233,6 @@ def _back_from_file(heap: HeapRecord, first: int, last: int) -> int:
 
 @compiled
 def _discard(heap: HeapRecord, slot: int) -> None:
-    """Give what the next tier has put behind an empty slot back."""
     keep_out_of_line()
     if heap.backing.overflow != 0:
         call(heap.backing.retire, (heap.address, slot))
@@ -250,7 +249,6 @@ def _fallocate(heap: HeapRecord, slot: int, mode: int) -> int:
 
 @compiled
 def _punch(heap: HeapRecord, slot: int) -> None:
-    """Give the disk's space behind an empty slot back."""
     keep_out_of_line()
     _fallocate(heap, slot, _PUNCH)
 

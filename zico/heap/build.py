@@ -1,9 +1,9 @@
 """Set up a process's heap over a pool it has joined.
 
-The window is address space only: four arenas of twice the pool (fragmentation of addresses is
-free), on a device that works behind the processor's back one more for each stream but the first,
-and one for the next tier: a sparse unlinked file, on a GPU pinned memory. Bookkeeping lies in
-anonymous memory that becomes resident as it is used.
+The window is address space only: four arenas of twice the pool, since fragmentation of addresses is
+free. On a device that works behind the processor's back there is one more for each stream but the
+first. The last one is for the next tier: a sparse unlinked file, on a GPU pinned memory.
+Bookkeeping lies in anonymous memory that becomes resident as it is used.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ if TYPE_CHECKING:
     from zico.trace.ringfile import RingFile
 
 REAL = ("posix_memalign", "aligned_alloc", "free")
-"""What the hooks call for the rest, as ``real_NAME`` of the record."""
+"""The hooks call these for the rest, as ``real_NAME`` of the record."""
 _ARENA_SHARE = 2
-"""Address space of an arena over the pool's size."""
+"""An arena's address space is so many times the pool's size."""
 _PAGED_SHARE = 16
-"""The same where a job may need more than the pool has."""
+"""It is so many times that where a job may need more than the pool has."""
 _FEWEST_REGIONS = 64
 _SPILL_SHARE = 2
-"""Most bytes in the next tier over the budget when the job joined."""
+"""The next tier takes at most so many times the budget that there was when the job joined."""
 
 
 class Heap:
@@ -309,11 +309,9 @@ class Heap:
             self.record[0]["backing"][name] = function.address
 
     def _isolate(self) -> None:
-        """Let regions be scrubbed before they are mapped here, and unmapped before they go back: on the host device."""
         self.back_with(ready=backing.ready_isolated, release=backing.release_isolated)
 
     def _steer(self, managed: Managed) -> None:
-        """Let what is resident of the window be steered."""
         from zico.heap.cuda import managed_window
 
         managed_window.fill(self, managed)

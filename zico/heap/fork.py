@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
 
 DEADLINE_S = 60.0
-"""How long a parent waits for the child's next copied piece, or for its pager; a child that dies ends the wait."""
+"""A parent waits so long for the child's next copied piece, or for its pager; a child that dies ends the wait."""
 PIECE_BYTES = 256 << 20
-"""Copied at a time, a second or less: the parent is told after each."""
+"""So much is copied at a time, in a second or less: the parent is told after each."""
 
 NO_PIPE, NO_PAGER = -1, -2
-"""In ``FORK.failed``, beside errno: what the parent could not get before it forked."""
+"""``FORK.failed`` says so where the parent could not get these before it forked; else it is an errno."""
 
 
 class ForkRecord(Record):

@@ -1,8 +1,8 @@
 """Free address ranges of an arena: sorted arrays, lowest address first.
 
-Training allocates like a stack, so gaps are few (tens) and a sorted array beats trees: a search is
-one pass over a cache line or two, and the lowest address that fits keeps the top of the arena
-empty, where whole regions come free.
+Training allocates like a stack, so gaps are few (tens) and a sorted array beats trees. A search is
+one pass over a cache line or two. The lowest address that fits keeps the top of the arena empty,
+where whole regions come free.
 
     gaps     [0 .. 4)        [9 .. 10)      [15 .. end)
     find(2) -> 0             find(6) -> 15, unless an earlier gap lies in regions that are held anyway

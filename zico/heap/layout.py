@@ -47,22 +47,22 @@ if TYPE_CHECKING:
 
 GRANULE_SHIFT = 16
 GRANULE_BYTES = 1 << GRANULE_SHIFT
-"""The smallest tensor that the pool takes (64 KiB)."""
+"""The pool takes no smaller tensor (64 KiB)."""
 
 ALIGNMENT_BYTES = 64
-"""What every tensor gets; also what PyTorch and TensorFlow ask for."""
+"""Every tensor gets this alignment, which PyTorch and TensorFlow ask for, too."""
 MAX_ALIGNMENT_BYTES = 1 << 21
-"""What a window's start is aligned to (a huge page); a request for more goes to the real allocator."""
+"""A window's start is aligned to a huge page; a request for more goes to the real allocator."""
 
 MAX_GAPS = 1 << 16
 KEYS = 1 << 16
 COUNTS = 1 << 12
 MAX_LIFETIMES = 1 << 16
-"""Tensors of one iteration that can be planned; those behind are placed as they come."""
+"""So many tensors of one iteration can be planned; those behind are placed as they come."""
 LOGS = 3
 PLAN_ENTRIES = 1 << 17
 FIRST_PLAN_INTERVAL = 2
-"""Iterations between a plan and the next one, at first."""
+"""At first so many iterations lie between a plan and the next one."""
 
 
 class Arena(enum.IntEnum):
@@ -124,12 +124,13 @@ class Slot(Record):
 
 SLOT = dtype_of(Slot)
 NO_TENSOR = -1
-"""In place of a tensor's number in a recorded trace: there is none."""
+"""A recorded trace has this in place of a tensor's number where there is none."""
 PRIVATE = -3
-"""In ``mapped``: pages of this process alone (``zico.heap.evicting``); where ``region`` is NOBODY they are evicted."""
+"""``mapped`` says so: there are pages of this process alone (``zico.heap.evicting``). They are
+evicted where ``region`` is NOBODY."""
 
 STATE_AWAY = -4
-"""In ``region``: the slot's tensors are an optimizer's state, outside the budget (``zico.heap.state_offload``)."""
+"""``region`` says so: the slot's tensors are optimizer state outside the budget (``zico.heap.state_offload``)."""
 
 
 class Block(Record):
@@ -387,7 +388,7 @@ EXTRA = int(Arena.EXTRA)
 STATE = int(Arena.STATE)
 SPILL = int(Arena.SPILL)
 MAIN = 0
-"""The slot of the stream that was seen first, or the host: where tensors have classes, and plans."""
+"""The first stream that was seen, or the host, has this slot: there tensors have classes, and plans."""
 
 _ARENA_BYTES = ARENA.itemsize
 _I32 = np.dtype("i4")
@@ -506,6 +507,6 @@ def _open_bin(heap: HeapRecord, me: Job) -> None:
 SYMBOL = "zico_process_heap"
 
 HEAP_RECORD = np.zeros(1, HEAP)
-"""Never freed, never moved: hooks may run until the last instruction of the process."""
+"""It is never freed and never moved: hooks may run until the last instruction of the process."""
 
 llvmlite.binding.add_symbol(SYMBOL, HEAP_RECORD.ctypes.data)

@@ -1,9 +1,9 @@
 """The heap of a job that may hold less than it needs: addresses for all of it, regions for what may be resident.
 
 A tensor gets its place whatever the job holds. As long as the job may hold more it acquires a
-region for each slot that comes into use, gives its memory to the kernel, and lets pages of the
-job's own count for it; which of them are there is the pager's to see to
-(``zico.paging.loop``), and so is giving regions back. All of it inside the heap's mutex.
+region for each slot that comes into use. It gives the region's memory to the kernel, and lets pages
+of the job's own count for it. The pager (``zico.paging.loop``) sees to which of them are there, and
+gives regions back. All of it is inside the heap's mutex.
 
 Guarantees
     Live tensors are never more than regions and tier can take, so that the tier is not full when a

@@ -107,7 +107,6 @@ def _take(heap: HeapRecord, index: int, gap: int, offset: int, size_bytes: int) 
 
 @inlined
 def _is_backed(heap: HeapRecord, offset: int, size_bytes: int) -> bool:
-    """Tell whether a range needs no new region."""
     return free_list.empty_slots(heap.slots_address, heap.region_shift, offset, size_bytes) == 0
 
 

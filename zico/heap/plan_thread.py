@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from zico.planning.packing.problem import Int64s
 
 DEADLINE_S = 0.5
-"""Most time that planning one iteration may take, of one core. Improving what is built would use all of it, for about
-a tenth of a percent (benchmarks/results/regions.md), while the jobs train."""
+"""Planning one iteration may take so much time of one core. Improving what is built would use all
+of it, for about a tenth of a percent (benchmarks/results/regions.md), while the jobs train."""
 _FEWEST_BINS = 16
 _NEARLY_WHOLE = 16
 _NOTHING = np.empty(0, np.int64)
 _REHEARSED = 16
-"""Tensors of the iteration that is planned to load what planning calls."""
+"""The iteration that is planned to load what planning calls has so many tensors."""
 
 
 class Planning:
@@ -147,5 +147,4 @@ class Planning:
 
 @entry(JOB)
 def _knows_times(job: Any) -> bool:  # noqa: ANN401 - one JOB record
-    """Tell whether a job's profile says when the events of an iteration come."""
     return job.profile.duration_ns > 0 and job.profile.n_bins >= _FEWEST_BINS and not is_flat(job.profile)

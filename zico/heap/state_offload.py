@@ -4,9 +4,9 @@ Theory of operation
     It lies in an arena of its own, so that nothing else is in its slots: what an optimizer
     allocates in its first step goes there. Between two steps nobody needs it, in the forward and
     backward pass, where the job's peak is. When an allocation finds no room inside what the job may
-    hold, as many slots leave as it lacks: they get pages of the process's own, as in an eviction
-    (``zico.heap.evicting``), and their regions go back to the pool, at once and by the thread that
-    allocates. Before the next step regions are acquired for them. They count for the pages then::
+    hold, as many slots leave as it lacks. They get pages of the process's own, as in an eviction
+    (``zico.heap.evicting``). The thread that allocates gives their regions back to the pool at once.
+    Before the next step regions are acquired for them. They count for the pages then::
 
         step | forward ........ backward ...... | step          time ->
         held | held    | away          | away   | held          a slot of STATE

@@ -153,7 +153,6 @@ def _start(pool: Member, job: int, now_ns: int) -> None:
 
 @inlined
 def _begin_to_wait(pool: Member, record: Job, now_ns: int) -> None:
-    """Count a job at its boundary among those that wait there, unless it is paused."""
     if waits_at_boundary(record):
         record.boundary_since_ns = now_ns
         header_of(pool).boundary_waiters += 1
@@ -161,7 +160,6 @@ def _begin_to_wait(pool: Member, record: Job, now_ns: int) -> None:
 
 @inlined
 def _end_wait(pool: Member, record: Job, now_ns: int) -> None:
-    """Count a job at its boundary no longer among those that wait there, and add up the time."""
     if waits_at_boundary(record):
         record.boundary_waited_ns += now_ns - record.boundary_since_ns
         header_of(pool).boundary_waiters -= 1
@@ -171,7 +169,6 @@ def _end_wait(pool: Member, record: Job, now_ns: int) -> None:
 
 @compiled
 def _wake(pool: Member, job: int) -> None:
-    """Wake a job that sleeps at its boundary, and its group."""
     keep_out_of_line()
     for j in range(header_of(pool).places):
         if j == job or groups.are_mates(pool, j, job):

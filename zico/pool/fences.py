@@ -1,9 +1,9 @@
 """Fences: "free once that job's stream has passed that point of the device's timeline".
 
 A job has up to ``STREAMS`` stream slots. For each (job, slot), called a *pair*, the table has a
-counter that only ever grows, also from one job in a place to the next, and that is written on the
-device's timeline; and ``issued``: the last value for which the job has put a mark on the stream. A
-fence is one word, so that a death never leaves half of one::
+counter that is written on the device's timeline. It only ever grows, also from one job in a place
+to the next. ``issued`` is the last value for which the job has put a mark on the stream. A fence is
+one word, so that a death never leaves half of one::
 
     | 0 | job: 6 bits | slot: 4 bits | value: 53 bits |          0: no device works on the region
 
@@ -107,9 +107,9 @@ def overtake(pool: Member, job: int) -> None:
 
 
 START_BYTES = 256 << 20
-"""The first bound, in bytes: four regions of the default size. A few doublings reach any other."""
+"""A job's bound begins at four regions of the default size: a few doublings reach any other."""
 LEAST_BYTES = 64 << 20
-"""One region of the default size: jobs with small regions need not run less far ahead."""
+"""No bound is below one region of the default size: jobs with small regions run as far ahead."""
 _LOSS_SHIFT = 2  # gentler than the growth: too low a bound idles a device, too high a one only delays a neighbour
 
 

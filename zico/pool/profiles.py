@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _CURVE_BYTES = CURVE.itemsize
 
 MAIN_PHASE = MARKED
-"""The phase of a job's usual iterations, for which policies plan."""
+"""Policies plan for the phase of a job's usual iterations."""
 
 
 @inlined

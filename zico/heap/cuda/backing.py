@@ -1,7 +1,7 @@
 """Memory behind the slots of the window on a device that works behind the processor's back.
 
-Called by address where every heap comes by, so that the host device's functions do not contain it
-and a job on the host neither compiles nor loads it.
+Its functions are called by address where every heap comes by. So the host device's functions do not
+contain them, and a job on the host neither compiles nor loads them.
 
 Theory of operation
     *Regions.* A slot is mapped anew only when this process's device work on what was mapped there
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 FEW = 4
-"""How many slots in the list a grant or release looks at, besides as many as it may add."""
+"""A grant or release looks at so many slots in the list, besides as many as it may add."""
 
 _I32 = np.dtype("i4")
 

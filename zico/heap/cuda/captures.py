@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
 
 SEGMENT_BYTES = 2 << 20
-"""What sizes of segments are multiples of, as PyTorch's are for large requests (``kRoundLarge``)."""
+"""Sizes of segments are multiples of this, as PyTorch's are for large requests (``kRoundLarge``)."""
 BEGUN = 0
 SECOND = 1
 """A capture is under way already."""
@@ -193,7 +193,6 @@ def allocate(heap: HeapRecord, size_bytes: int, stream: int) -> int:
 
 @compiled
 def _takes_part(heap: HeapRecord, stream: int) -> bool:
-    """Tell whether a request of this thread for a stream is the graph pool's."""
     if heap.captures.thread != 0:
         return bool(this_thread() == heap.captures.thread)
     return bool(call(heap.captures.is_capturing_address, (heap.streams.context_address, stream)) & _STATUS != 0)

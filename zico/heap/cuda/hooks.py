@@ -136,7 +136,7 @@ def begin_allocate_to_pool(_device: int, first: int, second: int, _filter: int) 
     """Serve what streams that capture ask for from a graph's pool; raises where that cannot be.
 
     PyTorch's function takes the identifier as ``std::pair`` of two numbers, which are two registers
-    (System V AMD64 ABI 3.2.3), and its filter of streams by reference.
+    (System V AMD64 ABI 3.2.3). It takes its filter of streams by reference.
     """
     heap = record_at(_heap_address(), HEAP)
     if heap.attached == _ATTACHED:

@@ -18,27 +18,27 @@ from zico.pool.layout import STREAMS
 
 CHUNK_SHIFT = 20
 CHUNK_BYTES = 1 << CHUNK_SHIFT
-"""What small tensors are cut from (1 MiB): room for 32 of the largest units."""
+"""Small tensors are cut from chunks of 1 MiB, each with room for 32 of the largest units."""
 UNIT_STEP_BYTES = 512
-"""What sizes of units are multiples of, and what tensors are aligned to, as PyTorch's own allocator does on CUDA."""
+"""Sizes of units are multiples of this, and tensors are aligned to it, as PyTorch's own allocator does on CUDA."""
 UNIT_SIZES = tuple(UNIT_STEP_BYTES * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64))
-"""Powers of two and one and a half times these, up to half a granule: at most a third of a unit is unused."""
+"""They are powers of two and one and a half times these, up to half a granule: at most a third of a unit is unused."""
 MOST_UNITS = CHUNK_BYTES // UNIT_STEP_BYTES
 MAX_CHUNKS = 1 << 14
-"""16 GiB of small tensors; further ones get a granule each."""
+"""So many have room for 16 GiB of small tensors; further tensors get a granule each."""
 MAX_DEFERRED = 1 << 13
-"""Frees that wait for other streams at a time; then the tensors' own streams wait on the device."""
+"""So many frees wait for other streams at a time; of more, the tensors' own streams wait on the device."""
 MAX_GRAPH_POOLS = 1 << 12
-"""Pools of CUDA graphs that live at a time."""
+"""So many pools of CUDA graphs live at a time."""
 MAX_PIECES = 1 << 16
-"""Pieces of all graph pools, used and free."""
+"""All graph pools together have so many pieces, used and free."""
 
 OTHER_STREAM = 1 << STREAMS
-"""In a tensor's uses, which have a bit for each stream slot: also by streams that no slot stands for."""
+"""A tensor's uses have a bit for each stream slot, and this one for streams that no slot stands for."""
 FREED = 1 << (STREAMS + 1)
-"""In a tensor's uses: freed, and waits for other streams."""
+"""This bit of a tensor's uses says that it is freed, and waits for other streams."""
 UNIT_LIVES = 1 << (STREAMS + 2)
-"""In a unit's uses: there is a tensor in it."""
+"""This bit of a unit's uses says that there is a tensor in it."""
 
 
 class Stream(Record):
@@ -133,7 +133,7 @@ class Guard(Record, align=False):
 GUARD = dtype_of(Guard)
 
 USES = np.dtype("i4")
-"""Streams besides its own that a tensor was used on, a bit each."""
+"""A tensor's uses have a bit for each stream besides its own that it was used on."""
 
 
 # -- parts of the heap's record ---------------------------------------------------------------------

@@ -129,7 +129,6 @@ def _follow(heap: HeapRecord, managed: ManagedRecord) -> None:
 
 @inlined
 def _order(heap: HeapRecord, first: int, n: int, location: int) -> bool:
-    """Order a run of blocks to a place."""
     address = slot_address(heap, first)
     if move(heap.managed_address + MOVER_OFFSET, address, n << heap.region_shift, location):
         return True
@@ -232,7 +231,7 @@ def _give_up_silent(managed: ManagedRecord) -> None:
 
 
 MOST_AHEAD = 64
-"""Blocks that one allocation asks for ahead (128 MiB): what a bus of 16 GB/s moves in 8 ms."""
+"""One allocation asks for so many blocks ahead (128 MiB): a bus of 16 GB/s moves them in 8 ms."""
 
 _NEW_AND_ANOTHER = 2
 _I64 = types.int64
@@ -434,7 +433,6 @@ def _give_back_spare(heap: HeapRecord, managed: ManagedRecord) -> None:
 
 @inlined
 def _is_wanted(heap: HeapRecord) -> bool:
-    """Tell whether somebody else waits for memory, or the job holds more than it may."""
     me = job_of(heap)
     header = header_of(pool_of(heap))
     others_wait = header.waiters > me.waiting_threads or header.boundary_waiters > 0

@@ -24,22 +24,24 @@ if TYPE_CHECKING:
     from zico.pool.table import PoolTable
 
 VARIABLE = "ZICO_PAGED_BYTES"
-"""Where the user says how large it is: all that the job will ever need at once. A percentage is of what is free."""
+"""The user says here how large the window is: all that the job will ever need at once. A percentage
+is of what is free."""
 _SPARE_SHARE = 8
-"""Without it, an eighth of what is free is left to what comes besides tensors: contexts, workspaces, modules."""
+"""By default an eighth of what is free is left to what comes besides tensors: contexts, workspaces, modules."""
 
 
 SIDE_STREAMS = 3
-"""Streams that have an arena of their own, besides the first: addresses are as short as memory here."""
+"""So many streams have an arena of their own, besides the first: addresses are as short as memory here."""
 SLOT_BYTES = BLOCK_BYTES
 FLAGS = DEEPUM | SHORTER | FURTHEST
-"""Parts of ``zico.paging.layout`` that are on. All touches are learned, so that the first one of an execution
-is its start (``APPEND`` is off). What is clean or lost is not known (``CLEAN`` and ``TUNE`` are
-off)."""
+"""These parts of ``zico.paging.layout`` are on. All touches are learned, so that the first one of
+an execution is its start (``APPEND`` is off). What is clean or lost is not known (``CLEAN`` and
+``TUNE`` are off)."""
 
 _SHARES = (16, 18, 2, 0)
-"""Of the window, in 48ths: the first stream's arenas in the order of ``Arena``. One that is full takes from others.
-No optimizer state leaves. What is no 48th is ``Arena.LONG``'s, too."""
+"""The first stream's arenas have so many 48ths of the window each, in the order of ``Arena``. One
+that is full takes from others. No optimizer state leaves. What is no 48th is ``Arena.LONG``'s,
+too."""
 _SIDE_SHARE = 4
 _WHOLE = 48
 

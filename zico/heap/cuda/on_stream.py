@@ -4,9 +4,9 @@ Small tensors are units of a slab (``zico.heap.cuda.slab``); those of streams bu
 an arena of the stream's own (``zico.heap.cuda.streams``). What is said in ``zico.heap.allocator``
 holds here, too.
 
-A tensor that other streams than its own were used on (``record_stream``) is freed for good only
-when each of them has come to a mark made at its free. Until then it is in a list that is looked at
-on later calls: nobody waits for it. Before the job may stand still (it waits, ends an iteration,
+A tensor may have been used on other streams than its own (``record_stream``). It is freed for good
+only when each of them has come to a mark made at its free. Until then it is in a list that is looked
+at on later calls: nobody waits for it. Before the job may stand still (it waits, ends an iteration,
 leaves) the list is emptied: the tensor's own stream then goes on behind those marks, and what was
 freed is handed on like everything else.
 """
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 
 FEW = 4
-"""How many waiting tensors a call for memory looks at: more than it can add."""
+"""A call for memory looks at so many waiting tensors: more than it can add."""
 
 _DEFERRED_BYTES = DEFERRED.itemsize
 
@@ -115,7 +115,6 @@ def note_use(heap: HeapRecord, offset: int, slot: int) -> None:
 
 @inlined
 def _forget_uses(heap: HeapRecord, uses: int) -> None:
-    """Note that a tensor with such uses lives no more."""
     for slot in range(STREAMS):
         if uses >> slot & 1:
             stream = streams.stream_at(heap, slot)
@@ -304,7 +303,6 @@ def _follow(heap: HeapRecord, me: Job, offset: int, slot: int, stream: int) -> i
 
 @compiled
 def _serve_block(heap: HeapRecord, me: Job, slot: int, size_bytes: int) -> int:
-    """Find room for a tensor of at least a granule on a stream."""
     rounded = free_list.align_up(max(min(size_bytes, LARGEST), GRANULE_BYTES), UNIT_STEP_BYTES)
     return serve(heap, me, slot, size_bytes, rounded, UNIT_STEP_BYTES)
 
@@ -353,8 +351,8 @@ def _cut(heap: HeapRecord, me: Job, number: int, slot: int, size_class: int) -> 
 def free_on(heap: HeapRecord, address: int, stream: int) -> None:
     """Free a tensor of which a stream has been given its last use; what it lay in is the stream's to use again.
 
-    Where the tensor is another stream's, or was used on others (``record_stream``), it is freed
-    when they have all done what they were given until now.
+    A tensor of another stream's, or one that was used on others (``record_stream``), is freed when
+    they have all done what they were given until now.
     """
     keep_small()
     offset = address - heap.base
@@ -385,7 +383,6 @@ def _end(heap: HeapRecord, me: Job, offset: int, slot: int) -> None:
 
 @compiled
 def _give_piece(heap: HeapRecord, me: Job, offset: int) -> None:
-    """Free a tensor of a graph's memory, if one begins at an offset."""
     keep_out_of_line()
     segment = graph_pools.give(heap, offset)
     if segment == NOTHING:

@@ -1,8 +1,7 @@
 """What frameworks call for a GPU's memory while they hold Python's lock (the GIL): CuPy, Numba.
 
-Each function gives the lock up while it runs: it may wait for memory or for the device, and what
-ends that wait may need Python, such as another thread's free, or a host function that a stream has
-come to.
+Each function gives the lock up while it runs, since it may wait for memory or for the device. What
+ends that wait may need Python: another thread's free, or a host function that a stream has come to.
 
 The arguments are in CuPy's order (``cupy.cuda.CFunctionAllocator``), whose ``param`` is a stream
 here.
@@ -20,7 +19,7 @@ from zico.heap.cuda.layout import OTHER_STREAM
 from zico.heap.layout import HEAP, Attached
 
 LEGACY_STREAM = 0
-"""The handle of a context's default stream."""
+"""A context's default stream has this handle."""
 
 _heap_address = symbol_address(layout.SYMBOL)
 _give_up_lock = types.ExternalFunction("PyEval_SaveThread", types.int64())

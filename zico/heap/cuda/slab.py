@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
 
 MOST_BYTES = UNIT_SIZES[-1]
-"""The largest tensor that gets a unit."""
+"""Tensors up to this size get a unit."""
 
 _CHUNK_RECORD_BYTES = CHUNK.itemsize
 _I32 = np.dtype("i4")

@@ -46,12 +46,12 @@ Guarantees
     7. A wait on the device ends without anybody's processor: streams wait only for marks that are
        already on their streams, and those only for what was there before; so in the order of time
        nothing waits for anything later.
-    Who waits for a mark that has yet to be put on a stream waits for one wakening of a thread, if
-    the marking job's process runs and its stream takes marks.
+    Who waits for a mark that has yet to be put on a stream waits for one wakening of a thread. The
+    marking job's process must run for that, and its stream take marks.
 
 Known limitations
-    A job whose process is stopped, or whose first stream captures, keeps what it has freed without a
-    mark from others until it goes on: at most ``beside_bytes`` (what it freed while it was alone:
+    What a job has freed without a mark is kept from others while its process is stopped, or its
+    first stream captures: at most ``beside_bytes`` (what it freed while it was alone:
     ``alone_bytes``), and at most its share of half of what was free at its last call.
     A tensor is freed behind the whole device if a stream that it was used on (``record_stream``)
     has lost its slot meanwhile. Slots without such tensors are taken over first.
@@ -92,11 +92,11 @@ if TYPE_CHECKING:
     from zico.pool.layout import Member
 
 NO_SLOT = STREAMS
-"""What ``slot_of`` answers for a stream that the device puts behind no other."""
+"""``slot_of`` returns this for a stream that the device puts behind no other."""
 
 CAPTURES = (900, 908)
-"""Statuses by which the driver refuses a call since a stream captures, the first and the last: waiting for the device
-would be refused, too, and spoil the capture."""
+"""By the first to the last of these statuses the driver refuses a call because a stream captures. A
+wait for the device would be refused, too, and spoil the capture."""
 
 _STREAM_BYTES = STREAM.itemsize
 _STATUS = 0xFFFFFFFF  # a C function that returns an int says nothing about the upper half of the register
@@ -172,7 +172,6 @@ def _hand_slot(heap: HeapRecord, slot: int, handle: int) -> int:
 
 @inlined
 def _forget_waits(stream: Stream) -> None:
-    """Note that a slot's new stream waits for none: it goes on behind nothing that the old one waits for."""
     for other in range(STREAMS):
         stream.awaited[other] = 0
 
@@ -265,7 +264,6 @@ def _pass_mark(heap: HeapRecord, slot: int) -> None:
 
 @inlined
 def _jobs_in(pool: Member) -> int:
-    """Count the jobs in the pool."""
     n = 0
     for j in range(header_of(pool).places):
         n += int(job_at(pool, j).state != EMPTY)
@@ -431,8 +429,9 @@ def synchronize(heap: HeapRecord) -> bool:
 
 
 LOST = (226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911)
-"""Statuses after which nothing of a context runs any more: those of which cuda.h (CUDA 13.0) says that the process must
-be terminated to use CUDA again, that the context cannot be used anymore (710), or that it is destroyed (709)."""
+"""After such a status nothing of a context runs any more. Of these cuda.h (CUDA 13.0) says that the
+process must be terminated to use CUDA again, that the context cannot be used anymore (710), or
+that it is destroyed (709)."""
 
 
 @compiled

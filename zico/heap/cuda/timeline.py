@@ -35,20 +35,24 @@ if TYPE_CHECKING:
     from zico.heap.build import Heap
 
 ALONE_BYTES = 8 * GIB
-"""Freed between two marks while nobody else is there. Then steps of known models have at most 20 marks, and often
-half of the free memory is less (benchmarks/results/marks.md)."""
+"""A stream gets a mark when so much was freed while nobody else is there. Then steps of known
+models have at most 20 marks, and often half of the free memory is less
+(benchmarks/results/marks.md)."""
 LOOK_NS = 500_000_000
-"""The first look after a fault sees that nothing moves, the second one asks, and the third one is answered."""
+"""Two looks are so long apart. The first one after a fault sees that nothing moves, the second one
+asks, and the third one is answered."""
 SETTLE_NS = 1_000_000_000
-"""No manual says that a copy ends which a copy engine is in the midst of when a kernel of its context faults. In this
-time one has moved 25 GB over PCIe 4.0 x16, and a TB in the device's memory."""
+"""A lost context's marks come so much later. No manual says that a copy ends which a copy engine is
+in the midst of when a kernel of its context faults. In this time one has moved 25 GB over PCIe
+4.0 x16, and a TB in the device's memory."""
 BESIDE_BYTES = GIB
-"""The same beside other jobs: a fifth of the marks or fewer, and no more than so much of a stopped job's memory is kept
-from others (benchmarks/results/marks.md)."""
+"""A stream gets a mark when so much was freed beside other jobs. That is a fifth of the marks or
+fewer, and no more than so much of a stopped job's memory is kept from others
+(benchmarks/results/marks.md)."""
 STOP_S = 10.0
-"""How long the end of a process waits for the thread that puts marks: the driver may not answer any more."""
+"""The end of a process waits so long for the thread that puts marks: the driver may not answer any more."""
 SIDE_STREAMS = STREAMS - 1
-"""Streams that have an arena of their own: all that have slots, but the first."""
+"""So many streams have an arena of their own: all that have slots, but the first."""
 
 
 @dataclasses.dataclass(frozen=True)
