@@ -26,21 +26,11 @@ QUESTION = "Which constants of the search for a plan matter?"
 SHARES = (0.6, 0.7, 0.8)
 EVERY = 4
 CHANGES: tuple[tuple[ModuleType, str, float], ...] = (
-    (best_schedule, "_FAVOUR", 3.0),
-    (best_schedule, "_FAVOUR", 24.0),
-    (plan_search, "_LONGER", 1),
-    (plan_search, "_BEST", 1),
-    (plan_search, "_NEAR", 1.01),
-    (plan_search, "_NEAR", 0.9),
-    (plan_search, "_JITTER", 0.0),
+    (best_schedule, "RANK", 1.0),
+    (best_schedule, "RANK", 3.0),
+    (best_schedule, "RANK", 24.0),
     (plan_search, "_UNFAIR", 2.0),
     (plan_search, "_UNFAIR", 30.0),
-    (plan_search, "_ALIKE", 0.0),
-    (plan_search, "_ALIKE", 0.02),
-    (plan_search, "_HOPEFUL", 0.75),
-    (plan_search, "_HOPEFUL", 0.97),
-    (plan_search, "_DRAWS", 1),
-    (plan_search, "_DRAWS", 4),
 )
 
 

@@ -16,7 +16,7 @@ from zico.base.units import GIB, MIB
 from zico.broker import lingering, notes
 from zico.broker.lingering import LOOK_NS, SAY_AFTER_NS, Contexts, Lingering
 from zico.pool.deaths import LINGER_NS
-from zico.pool.waits import STUCK_BESIDE_RUNNING_NS
+from zico.pool.rules import IDLE_NS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_deadline_ends_every_hold() -> None:
     assert not job.is_late(DIED_NS + LINGER_NS - 1)
     assert job.is_late(DIED_NS + LINGER_NS)
     assert not Contexts(UUID).has_ended(job, MIB, DIED_NS + LINGER_NS)
-    assert LINGER_NS < STUCK_BESIDE_RUNNING_NS
+    assert LINGER_NS < IDLE_NS
 
 
 @pytest.mark.usefixtures("no_library")

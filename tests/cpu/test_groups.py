@@ -31,12 +31,12 @@ from support.harness import until
 from zico.broker.admission import admit_all
 from zico.broker.views import ProfileCache, pool_view
 from zico.heap.layout import GRANULE_BYTES
-from zico.pool import boundaries, waits
-from zico.pool.groups import MOST_UNEVEN
+from zico.pool import boundaries, rules, waits
 from zico.pool.layout import JOB, NOBODY, JobState
 from zico.pool.results import GRANTED, MUST_WAIT
-from zico.pool.rules import STILL_NS, is_safe, merge_groups
+from zico.pool.rules import is_safe, merge_groups
 from zico.scheduler.policies import policy_named
+from zico.trace.repeats import REPEATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -372,7 +372,7 @@ def stop(pool: PoolTable, member: PoolTable) -> None:
     """Let a member have stood in its iteration for as long as makes it stand still."""
     record = pool.jobs[job_of(member)]
     record["profile"]["duration_ns"] = 0
-    record["started_ns"] = -10 * STILL_NS
+    record["started_ns"] = -10 * rules.STILL_NS
 
 
 def test_nobody_waits_for_a_rank_that_stands_still(pool: PoolTable) -> None:
@@ -394,7 +394,7 @@ def test_a_rank_that_was_kept_in_vain_again_and_again_waits_for_nobody(pool: Poo
     """A program whose ranks step unevenly in every iteration is not slowed down for ever."""
     with joined(pool, 2) as (a, b):
         make_groups((a, b), 7, 7)
-        pool.jobs[job_of(a)]["uneven"] = MOST_UNEVEN
+        pool.jobs[job_of(a)]["uneven"] = REPEATS
         assert not end(a)
         assert pool.admit(job_of(a))
 
@@ -509,16 +509,16 @@ def test_a_rank_may_wait_for_one_that_waits(pool: PoolTable) -> None:
     with joined(pool, 4) as (a, b, c, other):
         make_groups((a, b, c, other), 7, 7, 7, 0)
         waits.start_waiting(a.member[0], 3)
-        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS, "another job runs"
+        assert waits.patience_ns(a.member[0], 0) == rules.IDLE_NS, "another job runs"
         waits.start_waiting(other.member[0], 2)
         for member in (a, other):
             assert waits.patience_ns(member.member[0], 0) == waits.STUCK_NS
         assert not waits.is_first_to_yield(a.member[0])
         assert waits.is_first_to_yield(other.member[0])
         waits.stop_waiting(a.member[0])
-        assert waits.patience_ns(other.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS, "no rank waits"
+        assert waits.patience_ns(other.member[0], 0) == rules.IDLE_NS, "no rank waits"
         pool.jobs[job_of(b)]["state"] = JobState.BOUNDARY
-        assert waits.patience_ns(other.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS, "b waits for the others"
+        assert waits.patience_ns(other.member[0], 0) == rules.IDLE_NS, "b waits for the others"
         pool.jobs["round"][[job_of(a), job_of(c)]] = 1
         assert waits.patience_ns(other.member[0], 0) == waits.STUCK_NS, "they may wait for b"
 
@@ -529,11 +529,11 @@ def test_ranks_whose_devices_work_are_waited_for_longer(pool: PoolTable) -> None
         make_groups((a, b), 7, 7)
         waits.start_waiting(a.member[0], 3)
         issued(pool)[job_of(b), 0] = 1
-        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BEHIND_NS
+        assert waits.patience_ns(a.member[0], 0) == rules.STILL_NS
         issued(pool)[job_of(a), 0] = 1
-        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS
+        assert waits.patience_ns(a.member[0], 0) == rules.IDLE_NS
         waits.start_waiting(b.member[0], 3)
-        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BEHIND_NS
+        assert waits.patience_ns(a.member[0], 0) == rules.STILL_NS
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -17,8 +17,7 @@ from cpu.support.threads import DEADLINE_S, in_thread, until
 from zico.base.errors import ConfigError
 from zico.heap.build import Heap
 from zico.heap.layout import GRANULE_BYTES, HEAP
-from zico.heap.reclaim import REFUSED_NS
-from zico.pool import results
+from zico.pool import results, waits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -193,7 +192,7 @@ def test_a_wait_for_others_does_not_count_as_a_refusal() -> None:
         one, rest = (b.allocate(n * GRANULE_BYTES) for n in (2, 6))
         thread = in_thread(lambda: a.allocate(6 * GRANULE_BYTES))
         until(lambda: a.job["waiting_threads"] == 1)
-        until(lambda: time.monotonic_ns() - int(a.job["need_since_ns"]) > 2 * REFUSED_NS)
+        until(lambda: time.monotonic_ns() - int(a.job["need_since_ns"]) > 2 * waits.STUCK_NS)
         a.job["promised"] = 6
         a.job["evict"] = 1  # can evict nothing, and says so when it looks
         b.free(one)

@@ -179,7 +179,7 @@ def test_a_state_in_which_nobody_runs_is_given_up_sooner(pool: PoolTable) -> Non
     """A job inside its iteration with no waiting thread makes the others more patient, but not for ever."""
     with joined(pool, 2) as (a, b):
         waits.start_waiting(a.member[0], 3)
-        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS
+        assert waits.patience_ns(a.member[0], 0) == rules.IDLE_NS
         waits.start_waiting(b.member[0], 2)
         assert waits.patience_ns(a.member[0], 0) == waits.STUCK_NS
         first = waits.standstill(a.member[0])
@@ -240,8 +240,8 @@ def test_an_unprofiled_job_grows_alone_and_not_for_ever(pool: PoolTable) -> None
         pool.header["alone_since_ns"] = time.monotonic_ns() + HOUR_NS
         assert acquire(b, [NOBODY])[0] == MUST_WAIT
         for change in (
-            ("header", "alone_since_ns", time.monotonic_ns() - 2 * rules.ALONE_FRESH_NS),
-            ("job", "alone_spent_ns", rules.ALONE_LIMIT_NS + 1),
+            ("header", "alone_since_ns", time.monotonic_ns() - 2 * rules.STILL_NS),
+            ("job", "alone_spent_ns", rules.IDLE_NS + 1),
             ("job", "profiled", 1),
         ):
             record = pool.header if change[0] == "header" else pool.jobs[job_of(a)]

@@ -25,7 +25,7 @@ from cpu.support.members import (
 )
 
 from zico.broker.views import ProfileCache, pool_view
-from zico.pool import boundaries, living, results, waits
+from zico.pool import boundaries, living, results, rules, waits
 from zico.pool.layout import NOBODY
 from zico.pool.results import GRANTED, MUST_WAIT
 from zico.scheduler.policies import REAL, policy_named
@@ -195,10 +195,10 @@ def test_beside_a_job_that_stands_still_a_standstill_is_found_out_soon(pool: Poo
     with joined(pool, 2) as (a, b):
         give_profile(pool.jobs[job_of(b)], [4])
         waits.start_waiting(a.member[0], 3)
-        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS
+        assert waits.patience_ns(a.member[0], 0) == rules.IDLE_NS
         assert waits.idlers(a.member[0]) == 0
         inside_since(pool, b, 2 * 10**9)
-        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_STILL_NS
+        assert waits.patience_ns(a.member[0], 0) == rules.STILL_NS
         assert waits.idlers(a.member[0]) != 0
         assert waits.idlers(b.member[0]) == 0
 
@@ -225,15 +225,15 @@ def test_a_job_without_a_profile_is_given_up_once_it_has_done_nothing_for_long(p
     with joined(pool, 2) as (a, b):
         record = pool.jobs[job_of(b)]
         waits.start_waiting(a.member[0], 3)
-        long_ago_ns = time.monotonic_ns() - 2 * living.IDLE_NS
+        long_ago_ns = time.monotonic_ns() - 2 * rules.IDLE_NS
         record["started_ns"] = record["moved_ns"] = long_ago_ns
         look_around(pool, a)
-        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_STILL_NS
+        assert waits.patience_ns(a.member[0], 0) == rules.STILL_NS
         assert views(pool).job(job_of(b)).given_up
         record["progress"] += 1
         look_around(pool, a)
         assert record["moved_ns"] > long_ago_ns
-        assert waits.patience_ns(a.member[0], 0) == waits.STUCK_BESIDE_RUNNING_NS
+        assert waits.patience_ns(a.member[0], 0) == rules.IDLE_NS
         record["moved_ns"] = long_ago_ns
         waits.start_waiting(b.member[0], 3)
         look_around(pool, a)

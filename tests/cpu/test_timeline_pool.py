@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from zico.pool import deaths, fences, mutex, regions, waits
+from zico.pool import deaths, fences, mutex, regions, rules, waits
 from zico.pool.layout import NOBODY, JobState
 from zico.pool.results import BEHIND, GRANTED, MUST_WAIT
 
@@ -550,7 +550,7 @@ def test_without_a_broker_a_dead_jobs_regions_come_back_after_a_while(pool: Pool
         assert pool.header["sequence"] == sequence, "a look changes nothing, so a standstill stays one"
         assert b.acquire(0, [NOBODY])[0] == MUST_WAIT
         pool.jobs[b.number]["waiting_threads"] = 1
-        assert waits.patience_ns(b.member.member[0], 1) == waits.STUCK_BESIDE_RUNNING_NS > deaths.LINGER_NS
+        assert waits.patience_ns(b.member.member[0], 1) == rules.IDLE_NS > deaths.LINGER_NS
         pool.jobs[a.number]["died_ns"] -= deaths.LINGER_NS
         deaths.reap_dead(b.member.member[0])
         assert waits.patience_ns(b.member.member[0], 1) == waits.STUCK_NS

@@ -20,7 +20,7 @@ import numpy as np
 from zico.base.errors import BrokerError
 from zico.base.settings import HOST
 from zico.broker.accounting import Ledger, write_record
-from zico.broker.admission import admit_all
+from zico.broker.admission import RETRY_NS, admit_all
 from zico.broker.changes import carry_out, concerned, refusal
 from zico.broker.devices import HOST_DEVICE
 from zico.broker.planning import Planning
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from zico.pool.table import PoolTable
     from zico.scheduler.state import Policy, PoolView
 
-SAMPLE_NS = 20_000_000
+SAMPLE_NS = RETRY_NS
 LOOK_SHARE = 0.01
 MIN_EVALUATION_NS = 1_000_000
 KEPT_NS = 60_000_000_000

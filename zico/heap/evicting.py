@@ -23,9 +23,9 @@ Guarantees
     A region goes back only when no page of the slot depends on it.
 
 Known limitations
-    What holds pages themselves across the eviction, and not addresses (``O_DIRECT`` reads in
-    flight, buffers registered with io_uring or a network card), writes to pages that are not the
-    tensor's any more, as it does over a fork. Nobody evicts on a GPU (docs/design/memory.md, "What
+    Some hold pages themselves across the eviction, and not addresses: ``O_DIRECT`` reads in flight,
+    buffers registered with io_uring or a network card. They write to pages that are not the
+    tensor's any more, as they do over a fork. Nobody evicts on a GPU (docs/design/memory.md, "What
     is missing"): there a job overflows (``zico.heap.cuda.backing``).
 """
 
@@ -39,7 +39,7 @@ from zico.base.compiled import call, compiled, inlined, keep_out_of_line
 from zico.base.libc import monotonic_ns
 from zico.device.mapping import detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
 from zico.heap.layout import PRIVATE, STATE_AWAY, device_of, pool_of, slot_address, slots_of, wanted_of
-from zico.pool import regions
+from zico.pool import regions, rules
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NO_MORE, NOBODY
 
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
     from zico.pool.layout import Job
 
-RETURN_NS = 5_000_000_000
-"""How long a job waits for what it has evicted before it goes on without; a regular iteration ends by then."""
 OWNED = 1
 SHARED = 0
 _SPARE_SHIFT = 1
@@ -85,7 +83,7 @@ def evict(heap: HeapRecord, me: Job) -> None:
 @inlined
 def patience_ns(heap: HeapRecord) -> int:
     """Return how long the job waits for what it has evicted."""
-    return min(RETURN_NS, heap.wait.limit_ns)
+    return min(rules.REGULAR_NS, heap.wait.limit_ns)
 
 
 @inlined

@@ -9,18 +9,16 @@ Theory of operation
     Two keys that collide cost a worse place, never correctness.
 
     *Plans* say where a tensor goes, by one look into a table. Every iteration's lifetimes are
-    logged. When the plan in force, if any, does not describe what iterations do, a finished log is
-    handed to the planner, together with what persists in the arena LONG. The planner is a thread
-    that the hot path never waits for (``zico.heap.plan_thread``). Its answer takes over at a
-    boundary. A plan is made for that arena, round what persists in it; from then on nothing else
-    goes there::
+    logged. When the plan in force, if any, does not describe what iterations do, the planner gets a
+    finished log, and what persists in the arena LONG. The planner is a thread that the hot path
+    never waits for (``zico.heap.plan_thread``). Its answer takes over at a boundary. A plan is made
+    for that arena, round what persists in it; from then on nothing else goes there::
 
         arena LONG   | w  mmmmmmmmm m|mmm  w   tttt|mmmmmm         w: persists    m, t: planned
 
 Guarantees
-    * A tensor goes to its place only if that is free, so a plan that does not fit what happens
-      (another order, a longer life, a plan of yesterday) costs a worse place for the tensors
-      concerned, and nothing else.
+    * A tensor goes to its place only if that is free. So a plan that does not fit what happens costs
+      a worse place for the tensors concerned, and nothing else.
     * Threads that reorder tensors of different sizes change nothing.
 """
 
@@ -150,9 +148,8 @@ NO_PLACE = -1
 _FEW = 8
 """Fewer tensors over the threshold are not worth a plan."""
 _PATIENCE = 3
-"""Iterations in a row that differ from the plan before a new one is asked for: made for the second of them, since the
-first may hold the change, or the program's set-up."""
-_NEARLY_ALL_SHIFT = 4  # a plan that places all but a sixteenth of the bytes describes the iteration
+"""So many iterations in a row differ from the plan before a new one is asked for. It is made for
+the second of them, since the first may hold the change, or the program's set-up."""
 _LONGEST_INTERVAL = 1 << 10
 _ARENA_BYTES = ARENA.itemsize
 _LOG_BYTES = LOG.itemsize
@@ -257,7 +254,7 @@ def end_iteration(heap: HeapRecord, iteration: int, counts: bool) -> None:  # no
     ended.end = heap.events
     if not counts:
         pass
-    elif ended.planned_bytes >= ended.bytes - (ended.bytes >> _NEARLY_ALL_SHIFT):
+    elif ended.planned_bytes >= ended.bytes - (ended.bytes >> profile.SLACK_SHIFT):
         heap.planning.shortfall = 0
         heap.planning.interval = FIRST_PLAN_INTERVAL
     else:

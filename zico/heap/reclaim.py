@@ -62,11 +62,9 @@ if TYPE_CHECKING:
     from zico.pool.layout import Job
     from zico.pool.waits import Look
 
-REFUSED_NS = 200_000_000
-"""How long another thread of the job may take to free something before a request is refused for good."""
 NOBODY_TO_ASK = -1
 NOT_ASKED = -1
-"""No state of pool and heap: the last answer says nothing about what has moved since."""
+"""No state of pool and heap has this number: the last answer says nothing about what has moved since."""
 _EVENTS_SHIFT = 32
 """The pool's sequence has 32 bits; what comes free inside a region changes the heap's events alone."""
 
@@ -239,7 +237,6 @@ def _rest(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
 
 @inlined
 def _is_patient(heap: HeapRecord) -> bool:
-    """Tell whether the calling thread allocates for later."""
     return heap.swap.patient_thread != 0 and heap.swap.patient_thread == this_thread()
 
 
@@ -280,7 +277,7 @@ def _let_others_move(heap: HeapRecord, me: Job, request: Request, why: int) -> i
         since_ns = request.look.vain_since_ns
         overflows = heap.swap.overflows != 0
         was_sure = overflows and heap.wait.stuck_iteration == me.iteration + 1
-        is_sure = was_sure or (since_ns != 0 and request.look.now_ns - since_ns > REFUSED_NS)
+        is_sure = was_sure or (since_ns != 0 and request.look.now_ns - since_ns > waits.STUCK_NS)
         if _frees_come(heap, request) or not is_sure:
             return COMING
         return NOTHING if overflows else NEVER_FITS
@@ -334,7 +331,6 @@ def _spill(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
 
 @compiled
 def _begin_to_swap(heap: HeapRecord, me: Job, size_bytes: int) -> None:
-    """Have a job begin to swap whose peak is more than it may hold; waits for nothing."""
     keep_out_of_line()
     if heap.swap.lacked_bytes == 0:
         heap.swap.lacked_bytes = (me.held << heap.pool_shift) + size_bytes
@@ -343,7 +339,6 @@ def _begin_to_swap(heap: HeapRecord, me: Job, size_bytes: int) -> None:
 
 @compiled
 def _note_stall(heap: HeapRecord, me: Job) -> None:
-    """Remember that nobody could go on in this iteration: the job is then quick to find a way."""
     keep_out_of_line()
     waits.note_stall(pool_of(heap))
     waiting.note_stuck(heap, me)

@@ -37,7 +37,7 @@ from zico.base.compiled import callback, compiled, inlined, keep_out_of_line, re
 from zico.base.libc import in_main_thread, monotonic_ns, private_lock, private_unlock
 from zico.heap import evicting
 from zico.heap.layout import HEAP, WAIT, job_of, pool_of
-from zico.pool import living, waits
+from zico.pool import living, rules, waits
 from zico.pool.results import COMING, GRANTED, NOTHING
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def is_stuck(heap: HeapRecord, me: Job, still_ns: int) -> bool:
     keep_out_of_line()
     pool = pool_of(heap)
     patience_ns = waits.patience_ns(pool, int(heap.backing.overflow != 0))
-    if patience_ns < waits.STUCK_BESIDE_RUNNING_NS and _was_stuck(heap, me):
+    if patience_ns < rules.IDLE_NS and _was_stuck(heap, me):
         patience_ns = -1
     return still_ns > patience_ns and waits.is_first_to_yield(pool)
 

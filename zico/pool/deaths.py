@@ -37,7 +37,7 @@ LINGER_NS = 20_000_000_000
 
 Nobody gives a dead job's streams more work, and the driver queues about a thousand launches a
 stream. It is below
-``STUCK_BESIDE_RUNNING_NS``: a job that waits for these regions does not go to the next tier
+``rules.IDLE_NS``: a job that waits for these regions does not go to the next tier
 meanwhile.
 """
 

@@ -14,7 +14,7 @@ Theory of operation
     while rank 1 waits for it in a collective. As soon as rank 1 stands still (``rules.is_still``),
     rank 0 begins a round of its own. Rank 1 has a smaller number then. At its next boundary rank 1
     is *awaited*: it starts whenever that is safe, whatever the policy says, and takes the number of
-    the round that goes on. After ``MOST_UNEVEN`` such starts in a row a rank waits for nobody.
+    the round that goes on. After three such starts in a row a rank waits for nobody.
 
     Ranks of one job may be in several pools. Whoever decides which job begins in all of them
     (``zico.integrations.gangs``) closes a rank's *gate* before it ends its iteration. The rank then
@@ -34,11 +34,10 @@ from typing import TYPE_CHECKING
 from zico.base.compiled import compiled, inlined, keep_out_of_line
 from zico.pool import living, rules
 from zico.pool.layout import BOUNDARY, NOBODY, RUNNING, header_of, job_at, profile_is_known, waits_for_memory
+from zico.trace.repeats import REPEATS
 
 if TYPE_CHECKING:
     from zico.pool.layout import Job, Member
-
-MOST_UNEVEN = 3
 
 
 @inlined
@@ -128,7 +127,7 @@ def waits_for(pool: Member, j: int, now_ns: int) -> int:
     keep_out_of_line()
     me = job_at(pool, j)
     mask = 0
-    if me.group == 0 or me.uneven >= MOST_UNEVEN:
+    if me.group == 0 or me.uneven >= REPEATS:
         return mask
     for i in range(header_of(pool).places):
         job = job_at(pool, i)

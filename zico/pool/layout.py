@@ -1,10 +1,10 @@
 """The shared table: what every process of one pool sees, byte for byte.
 
-One memfd holds a ``HEADER``, then ``n_regions`` times ``REGION``, then ``MAX_JOBS`` times ``JOB``,
-then for each stream slot of each job the last mark issued, and on pages of their own the counters
-that the device writes. Compiled code and the broker's Python read the same records; every write
-that more than one process may make happens under ``HEADER.mutex``, except words that have a single
-writer (a job's own ``progress`` and marks, a stream's own counter).
+One memfd holds a ``HEADER``, then ``n_regions`` times ``REGION``, then ``MAX_JOBS`` times ``JOB``.
+Behind them lie the last mark issued for each stream slot of each job, and on pages of their own the
+counters that the device writes. Compiled code and the broker's Python read the same records. Every
+write that more than one process may make happens under ``HEADER.mutex``. Words with a single writer
+need no mutex: a job's own ``progress`` and marks, a stream's own counter.
 
 The truth about ownership is ``REGION.owner`` alone. Counters (``granted``, ``free``, ``held``) and
 the free list can be rebuilt from it, which is what makes a death at any instruction recoverable.
@@ -29,29 +29,32 @@ if TYPE_CHECKING:
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
 VERSION = 16
 MAX_JOBS = 64
-"""Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
+"""A pool has at most so many jobs at a time: one bit each in ``JOB.waits_for``."""
 
 STREAMS = 16
-"""Stream slots of a job, each with a counter; ``zico.heap.cuda.streams`` says what becomes of further streams."""
+"""A job has so many stream slots, each with a counter; further streams take slots over (``zico.heap.cuda.streams``)."""
 COUNTER_BYTES = 64
-"""A cache line for each counter, so that one stream's writes slow no other's waits."""
+"""Each counter has a cache line, so that one stream's writes slow no other's waits."""
 PAGE_BYTES = 1 << 16
-"""What the counters are aligned to: whole pages of any Linux, since a device is given access to pages."""
+"""The counters lie on whole pages of any Linux, since a device is given access to pages."""
+
+SLICE_NS = 50_000_000
+"""A wait in the pool sleeps for at most so long before it looks around."""
 
 NOBODY = -1
 NO_PAGES = -2
-"""In ``REGION.last_owner``: nobody's bytes are in it, and no physical memory is behind it."""
+"""``REGION.last_owner`` says so: nobody's bytes are in the region, and no physical memory is behind it."""
 NO_MORE = -1
-"""In ``JOB.evict``: until it has run again there is nothing that it could evict."""
+"""``JOB.evict`` says so: until the job has run again there is nothing that it could evict."""
 NAMED = -2
-"""Among the regions that a job asks for, ``NAMED - r``: free, and mapped where it is needed, but behind a fence."""
+"""A job asks for ``NAMED - r`` where region ``r`` is free and mapped where it is needed, but behind a fence."""
 MUTEX_BYTES = 64
-"""Room for a ``pthread_mutex_t``: 40 bytes on x86-64, 48 on aarch64 (glibc)."""
+"""A ``pthread_mutex_t`` takes 40 bytes on x86-64 and 48 on aarch64 (glibc)."""
 
 NAME_BYTES = 48
 PLANNER_BYTES = 16
 PLANNER_NOTE_BYTES = 176
-"""As much as 64 jobs have room for in one message at its longest."""
+"""The notes of 64 jobs fit into one message at its longest."""
 
 
 class JobState(enum.IntEnum):

@@ -14,12 +14,12 @@ The jobs
 Standing still
     Whoever waits for memory looks around, and so does the broker while somebody waits: at most once
     a slice, whoever it is. A look notes in each job's record whether the kernel says that its
-    process is stopped (SIGSTOP, Ctrl-Z, a debugger), and whether the job has done anything since
-    the last look. All others read what it noted::
+    process is stopped (SIGSTOP, Ctrl-Z, a debugger). It also notes whether the job has done
+    anything since the last look. All others read what it noted::
 
         stopped      its process is, as of the last look
         past         it has been in its iteration for several times its usual time (``rules.is_still``)
-        idle         it runs, and has done nothing for ``IDLE_NS``: a prompt in a first iteration
+        idle         it runs, and has done nothing for ``rules.IDLE_NS``: a prompt in a first iteration
 
     A look takes no lock. Two at a time write the same.
 
@@ -47,6 +47,7 @@ from zico.pool.layout import (
     BOUNDARY,
     MEMBER,
     RUNNING,
+    SLICE_NS,
     STREAMS,
     at,
     counters_of,
@@ -61,11 +62,7 @@ if TYPE_CHECKING:
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 
-LOOK_NS = 50_000_000
-"""Between two looks: a slice of a wait."""
-SEEN_NS = 4 * LOOK_NS
-IDLE_NS = 30_000_000_000
-"""A job that runs and has neither allocated nor freed for so long may be at a prompt."""
+SEEN_NS = 4 * SLICE_NS
 _ITERATION_SHIFT = 32  # so that the end of an iteration and the progress lost with it do not cancel out
 
 
@@ -120,7 +117,7 @@ def look_around(pool: Member) -> None:
     header = header_of(pool)
     now_ns = monotonic_ns()
     sees = sees_numbers(pool)  # who does not leaves alone what others have seen
-    if sees and header.looked_ns <= now_ns < header.looked_ns + LOOK_NS:
+    if sees and header.looked_ns <= now_ns < header.looked_ns + SLICE_NS:
         return
     if sees:
         header.looked_ns = now_ns
@@ -166,7 +163,7 @@ def is_past(job: Job, now_ns: int) -> bool:
 @inlined
 def is_idle(job: Job, now_ns: int) -> bool:
     """Tell whether a job that runs has done nothing for long."""
-    return bool(job.waiting_threads == 0 and now_ns - max(job.moved_ns, job.started_ns) > IDLE_NS)
+    return bool(job.waiting_threads == 0 and now_ns - max(job.moved_ns, job.started_ns) > rules.IDLE_NS)
 
 
 @inlined

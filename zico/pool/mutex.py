@@ -24,15 +24,24 @@ from zico.base.libc import (
     write_bytes,
 )
 from zico.pool.fences import NO_FENCE, job_in
-from zico.pool.layout import EMPTY, HEADER, MEMBER, NO_PAGES, NOBODY, header_of, job_at, regions_of, waits_at_boundary
+from zico.pool.layout import (
+    EMPTY,
+    HEADER,
+    MEMBER,
+    NO_PAGES,
+    NOBODY,
+    SLICE_NS,
+    header_of,
+    job_at,
+    regions_of,
+    waits_at_boundary,
+)
 
 if TYPE_CHECKING:
     from zico.base.records import Records
     from zico.pool.layout import Header, Member, Region
 
 
-INSIDE_FOR_LONG_NS = 50_000_000
-"""Nobody is inside for so long unless it is stopped there, or the machine has no processor for it."""
 _SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])
 _CONTINUE, _STOP = int(signal.SIGCONT), int(signal.SIGSTOP)
 
@@ -49,6 +58,7 @@ def lock(pool: Member) -> None:
 def _lock_after(pool: Member, code: int) -> None:
     """Enter behind whoever is inside or has died there.
 
+    Nobody is inside for a slice unless it is stopped there, or the machine has no processor for it.
     Whoever was stopped inside (SIGSTOP, Ctrl-Z) is continued until it is out, and stopped again:
     the kernel ends a dead owner's hold, but not a stopped one's. Of several who continue it, the
     first one inside stops it. The others would stop it after its user has let it go on.
@@ -57,7 +67,7 @@ def _lock_after(pool: Member, code: int) -> None:
     header = header_of(pool)
     continued = 0
     while code in (EBUSY, ETIMEDOUT):
-        code = mutex_lock_within(pool.mutex_address, INSIDE_FOR_LONG_NS)
+        code = mutex_lock_within(pool.mutex_address, SLICE_NS)
         if code == ETIMEDOUT:
             owner = mutex_owner(pool.mutex_address)
             stands = owner != 0 and header.mixed == 0 and thread_is_stopped(owner)

@@ -6,14 +6,14 @@ Theory of operation
     the least recently released at the head; the bare ones follow. A job first gets the region that
     is still mapped at the slot it needs and has pages (affinity: no system call), else the head of
     the list: it costs no new physical memory, and its last owner is most likely in its trough. A
-    grant is refused if it would leave a state in which some job that could have finished its
-    iteration no longer can (the banker's rule with claims, ``zico.pool.rules``). Of the jobs
-    without a profile, one at a time grows.
+    grant is refused if some job could have finished its iteration before it, and could not
+    afterwards (the banker's rule with claims, ``zico.pool.rules``). Of the jobs without a profile,
+    one at a time grows.
 
     On a device that works behind the processor's back a region is released with a fence
-    (``zico.pool.fences``) and may be granted before that has passed, if it is issued: the answer is
-    ``BEHIND``, and the member record says for which counters the new owner's stream has to wait.
-    Regions that need no such wait go first.
+    (``zico.pool.fences``). It may be granted before that has passed, if it is issued. The answer is
+    ``BEHIND`` then, and the member record says for which counters the new owner's stream has to
+    wait. Regions that need no such wait go first.
 
     B, which gets a region behind A's fence and releases it, leaves two fences on it while A's
     device is still at work: its own, and A's as ``before``. B's mark comes after its wait for A,
@@ -39,8 +39,8 @@ Guarantees (numbers as in docs/design/invariants.md)
     2. A region has at most one owner, and is granted only when its fence has passed, or with the
        demand to wait for it.
     3. After every grant the set of jobs that can finish has not shrunk.
-    5. Whoever dies inside, the next one to lock rebuilds every counter and the free list from the
-       owners, and from ``last_owner``, which says what is bare.
+    5. Whoever dies inside, the next one to lock rebuilds every counter and the free list. It takes
+       them from the owners, and from ``last_owner``, which says what is bare.
     11. A region that counts as bare holds nobody's bytes.
 """
 
@@ -226,10 +226,9 @@ def grows_alone(pool: Member, j: int, now_ns: int) -> bool:
 
 @inlined
 def _grow_alone(pool: Member, job: Job, now_ns: int) -> None:
-    """Take or renew the right to grow alone."""
     header = header_of(pool)
     if header.alone_job == pool.job:
-        job.alone_spent_ns += min(now_ns - header.alone_since_ns, rules.ALONE_FRESH_NS)
+        job.alone_spent_ns += min(now_ns - header.alone_since_ns, rules.STILL_NS)
     header.alone_job = pool.job
     header.alone_since_ns = now_ns
 
@@ -406,7 +405,6 @@ def _take_behind(pool: Member, wanted: Array, n: int, missing: int, slot: int) -
 
 @inlined
 def _is_takable_behind(pool: Member, regions: Records[Region], r: int, slot: int) -> bool:
-    """Tell whether the region is free, a wait for its fence would end, and nothing but that fence guards it."""
     return (
         regions[r].owner == NOBODY
         and is_issued(pool, regions[r].fence)
@@ -444,7 +442,7 @@ def has_pages(pool: Member, r: int) -> bool:
 
 @inlined
 def has_others_bytes(pool: Member, r: int) -> bool:
-    """Tell whether this job's region may hold what another has left there: whoever is not known to be us."""
+    """Tell whether this job's region may hold what another has left there: true unless this job was its last owner."""
     return regions_of(pool)[r].last_owner not in (NO_PAGES, pool.job)
 
 

@@ -5,10 +5,10 @@ rules make of that is here. The pool asks them about its own records, inside the
 of each job stands in a ``Debt``, the front of a policy's and the simulator's record of it.
 
 The banker's rule: may this state go on, whatever the speeds, without anybody having to be stopped?
-    Each job in an iteration has a claim (the most regions it may still come to hold) and a residual
-    (what it keeps when the iteration ends). A state is *safe* if there is an order in which one job
-    after the other gets all of its claim, ends its iteration and leaves only its residual behind.
-    With 10 regions in all, 2 of them free::
+    Each job in an iteration has a claim: the most regions it may still come to hold. It has a
+    residual: what it keeps when the iteration ends. A state is *safe* if there is an order in which
+    one job after the other can end its iteration. In its turn a job gets all of its claim, and
+    leaves only its residual behind. With 10 regions in all, 2 of them free::
 
         job   held  claim  residual   needs   gives back
         A        3      9         1       6            2
@@ -89,17 +89,18 @@ class Claimant(Protocol):
 
 STILL_ITERATIONS = 4
 STILL_NS = 1_000_000_000
-"""A job that has been in its iteration for so many times its usual time and this longer stands still."""
+"""A job that has been in its iteration for so many times its usual time and this longer stands still.
 
-ALONE_FRESH_NS = 1_000_000_000
-"""A job without a profile keeps the others from starting iterations for so long after it last grew."""
-ALONE_LIMIT_NS = 30_000_000_000
-"""... and for so long in all: a job that never iterates must not hold up the others."""
-ALONE_WAIT_NS = 5_000_000_000
-"""... and for so long while it waits for memory itself: whoever holds it may never reach a boundary."""
+A job without a profile that has not grown for ``STILL_NS`` keeps the others from nothing more.
+"""
+REGULAR_NS = 5_000_000_000
+"""A regular iteration ends within so long: who keeps others waiting, or waits for what it has evicted, may go on."""
+IDLE_NS = 30_000_000_000
+"""A job that has done nothing for so long does something else, and may be at a prompt. A job that never
+iterates keeps the others from starting iterations for as long in all."""
 
 FADE_ITERATIONS = 16.0
-"""How far back a job's recent throughput looks, in its own iterations."""
+"""A job's recent throughput looks back over about so many of its own iterations."""
 
 _CANNOT = 2  # in done, while the takers are gone through
 
@@ -357,9 +358,9 @@ def grows_alone(spent_ns: int, waits: bool, waited_ns: int, grown_ns: int, still
         grown_ns: Since it last grew.
         still: Whether nobody is to wait for its iteration (``is_still``).
     """
-    if still or spent_ns > ALONE_LIMIT_NS:
+    if still or spent_ns > IDLE_NS:
         return False
-    return waited_ns < ALONE_WAIT_NS if waits else grown_ns < ALONE_FRESH_NS
+    return waited_ns < REGULAR_NS if waits else grown_ns < STILL_NS
 
 
 @inlined

@@ -32,19 +32,16 @@ if TYPE_CHECKING:
     from zico.base.records import Layout
     from zico.device.api import Driver, Owned
 
-SLICE_NS = 50_000_000
-"""The longest sleep of a compiled wait before it looks around."""
 POLL_NS = 200_000
-"""The same where a device may end the wait: one waiting thread then costs well under a hundredth of a processor, and an
-iteration of a tenth of a second loses less than a hundredth to a wait that ends just after a
-look."""
+"""A thread sleeps for at most so long where a device may end its wait. That costs well under a
+hundredth of a processor, and an iteration of a tenth of a second loses less than a hundredth."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PROCESS_SHARED = 1  # PTHREAD_PROCESS_SHARED
 _ROBUST = 1  # PTHREAD_MUTEX_ROBUST
 _ATTRIBUTE_BYTES = 64
 _PIPE_BYTES = 1 << 16
-"""More than is ever in the pipe: it gets 8 bytes for each time that the broker reads it, and for each death."""
+"""The pipe never holds so much: it gets 8 bytes for each time that the broker reads it, and for each death."""
 
 
 def make_mutex(address: int) -> None:
@@ -105,7 +102,7 @@ class PoolTable:
         member["notify_fd"] = self.notify_fd
         member["table_fd"] = self.table_fd
         member["pid_namespace"] = pid_namespace()
-        member["slice"] = (0, SLICE_NS)
+        member["slice"] = (0, layout.SLICE_NS)
         member["poll"] = (0, POLL_NS)
         member["one"] = 1
         address = self.member.ctypes.data

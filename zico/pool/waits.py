@@ -8,9 +8,9 @@ Guarantees
     change hands here.
 
 Blocked jobs as a reserve
-    When every job in an iteration waits and nothing moves, some profile was wrong, and no order is
-    left in which all can end. The job that lacks the least asks blocked ones to evict what it lacks
-    to end its iteration: jobs at their boundary first, whose threads have the least to do, then
+    When every job in an iteration waits and nothing moves, some profile was wrong. No order is left
+    in which all can end. The job that lacks the least asks blocked ones to evict what it lacks to
+    end its iteration. Jobs at their boundary come first, whose threads have the least to do, then
     whoever holds the most, so that few are asked. Victims evict only what is lacking.
 
     Only its owner can change what is mapped in a process, so nothing is taken. The wish stands in
@@ -27,7 +27,7 @@ import numpy as np
 
 from zico.base.compiled import compiled, inlined, keep_in_line, keep_out_of_line
 from zico.base.libc import futex_wait, futex_wake_all, monotonic_ns
-from zico.pool import groups, living
+from zico.pool import groups, living, rules
 from zico.pool.deaths import reap_dead
 from zico.pool.fences import NO_FENCE, is_issued, job_in
 from zico.pool.layout import (
@@ -70,13 +70,12 @@ _WORD_MASK = 0x3FFFFFFF
 _GROWTH_SHIFT = 3  # an eighth: few questions, and little that leaves needlessly
 
 STUCK_NS = 200_000_000
-"""A state in which every job waits, and nothing has changed for so long, will not change by itself."""
-STUCK_BEHIND_NS = 1_000_000_000
-"""... and for so long where devices still work for ranks that wait for each other: perhaps at a collective."""
-STUCK_BESIDE_STILL_NS = 1_000_000_000
-"""... and for so long beside a job that does something else meanwhile, and may free memory as it does."""
-STUCK_BESIDE_RUNNING_NS = 30_000_000_000
-"""... and for so long where some job runs, but neither allocates nor frees: it may compute."""
+"""A state in which every job waits, and nothing has changed for so long, will not change by itself.
+
+Beside a job that does something else, and may free memory as it does, it takes ``rules.STILL_NS``. So
+it does where devices still work for ranks that wait for each other, perhaps in a collective. Where
+some job runs, but neither allocates nor frees, it takes ``rules.IDLE_NS``: that job may compute.
+"""
 NEVER_STUCK_NS = 1 << 62
 
 
@@ -243,7 +242,6 @@ def _call_lenders(pool: Member) -> bool:
 
 @inlined
 def _note_holders(pool: Member, me: Job) -> None:
-    """Write down whom an allocation waits for: everyone else who holds memory."""
     mask = np.uint64(0)
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
@@ -298,8 +296,8 @@ def sleep_until_change(pool: Member, sequence: int) -> bool:
 def standstill(pool: Member) -> int:
     """Return a number that stays the same while nobody makes progress that others may wait for.
 
-    What a job does that has been in its iteration for too long does not count, nor does the memory
-    that comes and goes with it: it may evaluate for hours.
+    A job that has been in its iteration for too long does not count, nor does the memory that comes
+    and goes with it: it may evaluate for hours.
     """
     keep_out_of_line()
     header = header_of(pool)
@@ -360,22 +358,21 @@ def patience_ns(pool: Member, has_next_tier: int) -> int:
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
         if job.state != EMPTY and job.died_ns != 0:  # its regions come back within LINGER_NS
-            return STUCK_BESIDE_RUNNING_NS
+            return rules.IDLE_NS
         if job.state != RUNNING or living.is_stopped(job, now_ns):
             continue
         is_behind = _device_is_behind(pool, j)
         if (is_behind or not waits_for_memory(job)) and not groups.is_held_up(pool, j):
             if (is_behind and not living.is_idle(job, now_ns)) or not is_passed_over(pool, j, now_ns):
-                return STUCK_BESIDE_RUNNING_NS
-            longest_ns = STUCK_BESIDE_STILL_NS
+                return rules.IDLE_NS
+            longest_ns = rules.STILL_NS
         if is_behind:
-            longest_ns = STUCK_BEHIND_NS
+            longest_ns = rules.STILL_NS
     return longest_ns
 
 
 @inlined
 def _device_is_behind(pool: Member, job: int) -> bool:
-    """Tell whether a job's device has yet to come to some mark."""
     for slot in range(STREAMS):
         pair = pair_of(job, slot)
         if counters_of(pool)[at(pair)] < issued_of(pool)[pair]:

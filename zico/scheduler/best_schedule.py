@@ -41,6 +41,7 @@ from zico.base.records import I8, Numbers, Record
 from zico.pool.rules import is_safe
 from zico.scheduler.cycles import NO_ARC, best_arcs, prune
 from zico.scheduler.layout import PROFILE
+from zico.scheduler.shares import RANK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,9 +57,8 @@ if TYPE_CHECKING:
 
 MOST_JOBS = 4
 MOST_NODES = 1 << 14
-"""Most nodes of a schedule. With so many a plan of a pair takes a tenth of a second."""
+"""A schedule has at most so many nodes. With so many a plan of a pair takes a tenth of a second."""
 _LEAST_CELLS = 4  # of the shortest iteration
-_FAVOUR = 8.0  # how much more the favoured job's progress counts
 _FAVOURED = 2
 """So many jobs have schedules that favour one: with more, a large one starved where times vary by a tenth."""
 _MOST_ROUNDS = 300
@@ -253,7 +253,7 @@ def solve(
     cells = cells_for(loads, cell_ns)
     arcs = graph(cells, budget, any_wait=False)
     schedule["cell_ns"], schedule["n_cells"][:n] = cell_ns, cells.n
-    counts = np.vstack([np.ones(n), 1 + (_FAVOUR - 1) * np.eye(n)])
+    counts = np.vstack([np.ones(n), 1 + (RANK - 1) * np.eye(n)])  # as if of a higher priority
     chosen = None
     for actions, count in zip(schedule["actions"], counts, strict=False):
         if chosen is None or n == _FAVOURED:

@@ -8,7 +8,7 @@ import numpy as np
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line, record_at
 from zico.pool.layout import JobState
-from zico.pool.rules import ALONE_FRESH_NS, ALONE_WAIT_NS, exceed, is_no_worse, is_safe
+from zico.pool.rules import REGULAR_NS, STILL_NS, exceed, is_no_worse, is_safe
 from zico.scheduler.demand import span_at
 from zico.scheduler.jobs import (
     FOREVER,
@@ -159,7 +159,7 @@ def _may_grow(run: RunRecord, number: int, most: int) -> int:
     regions = _safe_to_take(run, number, most, 0)
     if regions > 0:
         if run.alone == number:
-            sim_job_of(run, number).alone_spent_ns += min(run.now_ns - run.alone_since_ns, ALONE_FRESH_NS)
+            sim_job_of(run, number).alone_spent_ns += min(run.now_ns - run.alone_since_ns, STILL_NS)
         run.alone = number
         run.alone_since_ns = run.now_ns
     return regions
@@ -172,7 +172,7 @@ def look_when_alone_ends(run: RunRecord) -> None:
     if run.n_blocked + run.n_waiting > 0 and someone_grows_alone(run):
         sim_job = sim_job_of(run, run.alone)
         waits = need_of(sim_job) > 0
-        ends_ns = sim_job.waiting_since_ns + ALONE_WAIT_NS if waits else run.alone_since_ns + ALONE_FRESH_NS
+        ends_ns = sim_job.waiting_since_ns + REGULAR_NS if waits else run.alone_since_ns + STILL_NS
         run.look_at_ns = min(run.look_at_ns, ends_ns)
 
 

@@ -1,9 +1,9 @@
 """Which of a plan's ways is in use: the one that is worth the most by what it promised and by what it then gave.
 
 Theory of operation
-    A promise comes from profiles, which may be wrong, and from times, which vary. So a way that is
-    in use is measured, and its worth is the mean of both, the promise counting as much as so many
-    rounds of use. The best is used::
+    A promise comes from profiles, which may be wrong, and from times, which vary. So a way that is in
+    use is measured, and its worth is the mean of both. The promise counts as much as
+    ``PROMISE_ROUNDS`` of use. The best is used::
 
         promised        .90   .84         the first is used
         gives           .70     -
@@ -29,15 +29,14 @@ if TYPE_CHECKING:
 
 MOST_WAYS = 6
 MOST_JOBS = 64
-"""Of whom what they get is measured."""
+"""Of so many jobs it is measured what they get."""
 PROMISE_ROUNDS = 12.0
 """A round is an iteration of the longest job; a promise counts as much as so many of use."""
 _DOUBT = 0.04  # a way that gives so much less than it promised was promised by wrong profiles
-_SURE = 12.0  # rounds: the first look may still see how things began
 _UNTRIED = 2.0  # what an untried way is worth then: more than any that was tried
 _HOPELESS = 0.75  # of what the way in use promised: that much is not made up by wrong profiles
-_LOOK_ROUNDS = 8  # between two measurements
-_SETTLE_ROUNDS = 4  # after a change, not measured
+LOOK_ROUNDS = 8
+"""The way in use is measured once in so many rounds. After a change half as many are not measured."""
 _FORGETS = 0.01  # of what a way gave, at each look while another is used: some day it gets another trial
 _MOST_ROUNDS = 512.0  # what lies further back counts less and less
 BETTER_BY = 0.008
@@ -89,7 +88,6 @@ def is_of(known: Learnt, snapshot: Snapshot) -> bool:
 
 @compiled
 def _done(job: SnapshotJob, now_ns: int) -> float:
-    """Return how many iterations a job has done."""
     done = float(job.iteration)
     if is_iterating(job):
         done += position_ns(job, now_ns) / max(1, profile_at(job).duration_ns)
@@ -121,7 +119,7 @@ def learn(known: Learnt, snapshot: Snapshot) -> None:
     """Measure the way in use, and change it if another one is worth more."""
     if known.n_ways < _CHOICE:
         return
-    if known.since_ns != 0 and snapshot.now_ns < known.since_ns + _LOOK_ROUNDS * known.round_ns:
+    if known.since_ns != 0 and snapshot.now_ns < known.since_ns + LOOK_ROUNDS * known.round_ns:
         return
     if not is_of(known, snapshot):
         known.since_ns = 0
@@ -140,8 +138,7 @@ def learn(known: Learnt, snapshot: Snapshot) -> None:
 
 @compiled
 def _settle(known: Learnt, snapshot: Snapshot) -> None:
-    """Count nothing for a while."""
-    known.since_ns, known.counts = snapshot.now_ns - (_LOOK_ROUNDS - _SETTLE_ROUNDS) * known.round_ns, 0
+    known.since_ns, known.counts = snapshot.now_ns - LOOK_ROUNDS // 2 * known.round_ns, 0
 
 
 @compiled
@@ -161,7 +158,7 @@ def _changes(known: Learnt, snapshot: Snapshot) -> bool:
     """Use the way that is worth the most, if it is worth noticeably more; tells whether that is another one."""
     best = known.used
     used = known.ways[best]
-    if used.rounds > _SURE and used.promise - _gave(known, snapshot, used) > _DOUBT * used.promise:
+    if used.rounds > PROMISE_ROUNDS and used.promise - _gave(known, snapshot, used) > _DOUBT * used.promise:
         known.doubted = 1
     worth = _value(known, snapshot, known.ways[best]) + BETTER_BY
     for i in range(known.n_ways):

@@ -33,7 +33,7 @@ import numpy as np
 from zico.pool.rules import FADE_ITERATIONS
 from zico.scheduler import best_schedule
 from zico.scheduler.greedy import EVERYBODY, MARGIN_SHIFT
-from zico.scheduler.learning import BETTER_BY, MOST_JOBS, MOST_WAYS, OWED
+from zico.scheduler.learning import BETTER_BY, LOOK_ROUNDS, MOST_JOBS, MOST_WAYS, OWED
 from zico.scheduler.packed import Compiled
 from zico.scheduler.plan import FIRST_FIT, FIRST_SHIFT, PLAN, Way, decide
 from zico.scheduler.shares import floors, worths
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 FEW = 8
 """Jobs; with more of them each way is tried once."""
-_WARM_UP = 8
 _ITERATIONS = 40
 """Of the longest job, after the warm-up."""
 _LEAST_ITERATIONS = 4
@@ -202,7 +201,7 @@ class Trials:
         served_ns = FADE_ITERATIONS * np.array([load.profile.duration_ns for load in loads])
         simulation.sim_jobs["served_work"], simulation.sim_jobs["served_time"] = owed * served_ns, served_ns
         rounds = times * self._rounds
-        until_ns, warm_up_ns = (_WARM_UP + rounds) * self._longest_ns, _WARM_UP * self._longest_ns
+        until_ns, warm_up_ns = (LOOK_ROUNDS + rounds) * self._longest_ns, LOOK_ROUNDS * self._longest_ns
         got = simulation.run(until_ns, warm_up_ns).normalised
         return Run(score_of(got, owed, self._worth), mean_of(got, self._worth), min(got), rounds)
 

@@ -1,8 +1,8 @@
 """What jobs are to get beside each other: weights, priorities and guarantees, in one place.
 
 * A job's **weight** is what its throughput counts in the mean that plans maximise.
-* A job of higher **priority** comes first where several wait, and its throughput counts so much
-  more that no plan trades it for that of lower ones.
+* A job of higher **priority** comes first where several wait. Its throughput counts so much more
+  that no plan trades it for that of lower ones.
 * A job's **floor** is the least normalised throughput that it is owed: what was guaranteed
   (``--slo 10%``: at most 10 % slower than alone), else half of its share by weight, a guard against
   starving and no more.
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GUARD = 0.5
-"""Of a job's share by weight, where nothing was guaranteed."""
-_RANK = 8.0  # how much more a job counts than one of the next lower priority
+"""Where nothing was guaranteed, a job is owed so much of its share by weight."""
+RANK = 8.0
+"""A job counts so many times as much as one of the next lower priority."""
 
 
 class Asked(Protocol):
@@ -86,7 +87,7 @@ def check(jobs: Sequence[Asked]) -> None:
 def worths(jobs: Sequence[Asked]) -> tuple[float, ...]:
     """Return what each job's throughput counts in a mean over the jobs; their sum is 1."""
     ranks = {priority: rank for rank, priority in enumerate(sorted({job.priority for job in jobs}))}
-    counts = [job.weight * _RANK ** ranks[job.priority] for job in jobs]
+    counts = [job.weight * RANK ** ranks[job.priority] for job in jobs]
     return tuple(count / sum(counts) for count in counts)
 
 

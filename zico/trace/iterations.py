@@ -22,12 +22,14 @@ from zico.base.compiled import compiled, inlined
 from zico.base.errors import TraceError
 from zico.trace.events import NO_NAME, Kind
 from zico.trace.lifetimes import cut_open, live_after_steps
+from zico.trace.profile import SLACK_SHIFT
 from zico.trace.repeats import (
     GROUND,
     GROUP,
     LOOP,
     MOST_LOOPS,
     NO_LOOP,
+    REPEATS,
     RISING,
     SHORTEST,
     WIDTHS,
@@ -63,8 +65,6 @@ if TYPE_CHECKING:
 #         -       t t t t  -          t t t  - - - -      typical
 
 NO_PERIOD = 0
-REPEATS = 3
-"""Times in a row that an iteration is seen before it counts as one."""
 
 Array = Any
 
@@ -245,11 +245,6 @@ def _fill(
             break
         count += 1
     return count, begin, end
-
-
-# --------------------------------------------------------------------------------------------------
-
-_SIMILAR = 16  # iterations none of which repeats exactly count as one kind within a 16th of the median
 
 
 class How(enum.Enum):
@@ -499,5 +494,5 @@ def _alike(life: Lifetimes, begin: Int64s, end: Int64s, trace: Trace) -> NDArray
     similar = whole & (n_allocations > 0)
     for values in (n_allocations, totals):
         middle = np.median(values)
-        similar &= np.abs(values - middle) * _SIMILAR <= middle
+        similar &= np.abs(values - middle) * (1 << SLACK_SHIFT) <= middle
     return similar

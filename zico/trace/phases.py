@@ -31,8 +31,8 @@ from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line
 from zico.base.records import I4, I8, Numbers, Record
 from zico.trace import online
 from zico.trace.online import HISTORY
-from zico.trace.profile import expected_end, is_flat
-from zico.trace.repeats import STRICT, mark_at, slack
+from zico.trace.profile import SLACK_SHIFT, expected_end, is_flat
+from zico.trace.repeats import REPEATS, STRICT, SURE, mark_at, slack
 
 if TYPE_CHECKING:
     from typing import Any
@@ -49,11 +49,7 @@ NONE = -1
 WIDEST = 8
 """Allocations by which a phase is known at most; of a short one half of them."""
 _FEWEST = 2
-_LEVEL_SHIFT = 4  # passes of a loop begin within a sixteenth of its rise
-_PASSES = 3
-_FORGET_MARKS = 8  # passes inside the iteration that have not come for so many marks are none any more
-_OFTEN = 8  # iterations, all of which are searched; later the 16th, 32nd, ...
-_MOST_STRANGE = 4  # marks in a row: its iterations do not begin alike at all
+_MANY = 8  # marks: all of these iterations are searched, later the 16th, 32nd, ...; passes absent for so long are none
 _ENDLESS = 1 << 62
 
 _I64 = np.dtype("i8")
@@ -163,7 +159,7 @@ def _compare_beginning(phases: Phases, tracker: Tracker) -> None:
         phases.quiet_until = 0
         phases.is_strange = 1
         phases.strange += 1
-        if phases.strange >= _MOST_STRANGE:
+        if phases.strange >= SURE:
             phases.width[MARKED] = 0
     else:
         phases.strange = 0
@@ -251,7 +247,7 @@ def is_level(tracker: Tracker) -> bool:
     least = most = top = live[i]
     least_rise = _ENDLESS
     most_rise = passes = since = 0
-    while i > STRICT and passes < _PASSES:
+    while i > STRICT and passes < REPEATS:
         i -= 1
         since += 1
         top = max(top, live[i])
@@ -263,8 +259,8 @@ def is_level(tracker: Tracker) -> bool:
             most = max(most, live[i])
             since = 0
             top = live[i]
-    level = (most - least) << _LEVEL_SHIFT <= most_rise
-    return passes == _PASSES and level and 4 * least_rise >= 3 * most_rise > 0
+    level = (most - least) << SLACK_SHIFT <= most_rise  # passes begin within a sixteenth of the rise
+    return passes == REPEATS and level and 4 * least_rise >= 3 * most_rise > 0
 
 
 @compiled
@@ -323,12 +319,12 @@ def enter_by_mark(phases: Phases, tracker: Tracker, profile: Curve, rank: int) -
     phases.marks += 1
     if phases.is_searched == 1 and phases.width[MARKED] > 0:
         _look_inside(phases, tracker)
-    if phases.inside_since + _FORGET_MARKS < phases.marks:
+    if phases.inside_since + _MANY < phases.marks:
         phases.inside_since = 0
     _enter(phases, MARKED, profile, rank)
     phases.by_mark = 1
     online.restart(tracker)
-    if (phases.marks <= _OFTEN or phases.marks & (phases.marks - 1) == 0) and phases.inside_since == 0:
+    if (phases.marks <= _MANY or phases.marks & (phases.marks - 1) == 0) and phases.inside_since == 0:
         phases.is_searched = 1
         phases.quiet_until = 0
 
@@ -356,7 +352,7 @@ def _look_inside(phases: Phases, tracker: Tracker) -> None:
         if _begins_at(phases, tracker, i):
             level = min(level, live[i])
     least = (high - low) // 2
-    level += (high - low) >> _LEVEL_SHIFT  # some of it, gradients say, comes with the first pass and stays
+    level += (high - low) >> SLACK_SHIFT  # some of it, gradients say, comes with the first pass and stays
     rises = level - low <= least and 2 * tracker.n < HISTORY
     passes = 0
     begin = top = live[0]

@@ -82,7 +82,8 @@ UNPROFILED_SHIFT = 40
 """Bin width of a profile that says only "at most so much, at any time"."""
 
 _TYPICAL_SLACK_EVENTS = 8
-_TYPICAL_SLACK_SHIFT = 4  # or a sixteenth of the iteration
+SLACK_SHIFT = 4
+"""Iterations of a kind differ by at most a sixteenth, or by ``_TYPICAL_SLACK_EVENTS``."""
 _DECAY_SHIFT = 3  # an eighth an iteration: a peak that does not come back is forgotten in about ten
 GUARD_BINS = 4
 """A claim falls at most so many bins later than the profile says; see ``guard_of``."""
@@ -165,7 +166,7 @@ def is_flat(profile: Curve) -> bool:
 @inlined
 def expected_end(profile: Curve) -> int:
     """Return the event up to which an iteration may be the profile's: one that goes on is another one."""
-    return profile.n_events + max(_TYPICAL_SLACK_EVENTS, profile.n_events >> _TYPICAL_SLACK_SHIFT)
+    return profile.n_events + max(_TYPICAL_SLACK_EVENTS, profile.n_events >> SLACK_SHIFT)
 
 
 @inlined

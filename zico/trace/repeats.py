@@ -29,6 +29,7 @@ import numpy as np
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line
 from zico.base.records import I4, I8, Record, dtype_of
+from zico.trace.profile import SLACK_SHIFT
 
 if TYPE_CHECKING:
     from zico.base.records import Records
@@ -44,7 +45,11 @@ if TYPE_CHECKING:
 #     then, distances differ by a little: by a 16th they may.
 
 SHORTEST = 4
-"""Allocations that an iteration has at least."""
+"""An iteration has at least so many allocations."""
+REPEATS = 3
+"""What is seen so many times in a row repeats: a mark, an iteration, a pass of a loop inside one."""
+SURE = 4
+"""So many marks in a row that agree, or that do not, are no accident."""
 NO_LOOP = -1
 """The mark belongs to none."""
 
@@ -61,7 +66,6 @@ WIDTHS = (STRICT, SINGLE, LOOSE, RISING)
 """Widths in the order in which they are tried."""
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_SLACK_SHIFT = 4
 
 
 class Group(Record, align=False):
@@ -127,7 +131,7 @@ def find_levels(ground: Ground, live_bytes: Array, levels: Array) -> None:
 @inlined
 def slack(gap: int) -> int:
     """Return by how much two lengths may differ and still be the same."""
-    return gap >> _SLACK_SHIFT
+    return gap >> SLACK_SHIFT
 
 
 @inlined
@@ -220,9 +224,7 @@ def elect(n: int, ids: Array, groups: Records[Group], n_groups: int, order: int)
 
 MOST_LOOPS = 16
 
-_FEWEST = 3  # sightings of a mark before it shows a loop
 _MOST_INNER = 64  # micro-batches to an optimizer's step
-_SURE = 4  # agreeing distances of a few marks that are no accident
 _FEW = 8  # an eighth of the marks is no accident either
 _SAME_BEGINNING = 4  # allocations that a validation has in common with a step, at its beginning
 
@@ -248,7 +250,7 @@ def _collect(groups: Records[Group], n_groups: int, loops: Records[Loop]) -> int
     for order in range(1, 3):
         for g in range(n_groups):
             group = groups[g]
-            if group.order != order or group.count < _FEWEST or not is_regular(group):
+            if group.order != order or group.count < REPEATS or not is_regular(group):
                 continue
             k = _loop_for(group, groups, loops, n_loops)
             if k == n_loops:
@@ -355,7 +357,7 @@ def _is_outer(
     """Tell whether what comes between the inner loop's runs belongs to an iteration that contains the runs."""
     leader = groups[outer.leader]
     missed = leader.count - 1 - leader.agreeing
-    seen = leader.agreeing >= _SURE * (1 if missed == 0 else 2) and 4 * missed <= leader.agreeing
+    seen = leader.agreeing >= SURE * (1 if missed == 0 else 2) and 4 * missed <= leader.agreeing
     seen = seen and 4 * leader.covered >= 3 * groups[inner.leader].covered
     single = leader.order == 1 and groups[inner.leader].order == 1
     if not single or outer.gap > _MOST_INNER * inner.gap or not (seen or _FEW * outer.weight >= heaviest):
