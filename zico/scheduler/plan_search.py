@@ -3,18 +3,10 @@
 Theory of operation
     No rule tells which way is best for given jobs, and a best schedule is made of cells and may be
     off by a few. So every way is tried on the jobs' profiles in the simulator. What jobs get is a
-    cycle that they settle into, and which one depends on where they stand when it begins: all at
-    their boundaries, in a trial as in use (``zico.scheduler.plan``). What comes near the best, and
-    both greedy ways whatever they gave, are tried again; of those the best few and the greedy for
-    longer::
-
-        every way          once
-        near the best      with two more draws of times that vary; and with times that vary more than the jobs' do
-        the best few       for longer
-
-    The mean of these is what a way is chosen by. What it gave at best is what it promises: where a
-    better cycle is known to be there, it is worth a look. The good ways are the plan, the best
-    first. While it is in use, they are measured (``zico.scheduler.learning``).
+    cycle that they settle into. Which one depends on where they stand when it begins: all at their
+    boundaries, in a trial as in use (``zico.scheduler.plan``). What a way gave there is its promise.
+    The good ways are the plan, the best first. While it is in use, they are measured
+    (``zico.scheduler.learning``).
 
 Guarantees
     * On exact profiles no way that was tried gets the jobs noticeably further, over the time that
@@ -33,7 +25,7 @@ import numpy as np
 from zico.pool.rules import FADE_ITERATIONS
 from zico.scheduler import best_schedule
 from zico.scheduler.greedy import EVERYBODY, MARGIN_SHIFT
-from zico.scheduler.learning import BETTER_BY, LOOK_ROUNDS, MOST_JOBS, MOST_WAYS, OWED
+from zico.scheduler.learning import LOOK_ROUNDS, MOST_JOBS, MOST_WAYS, OWED
 from zico.scheduler.packed import Compiled
 from zico.scheduler.plan import FIRST_FIT, FIRST_SHIFT, PLAN, Way, decide
 from zico.scheduler.shares import floors, worths
@@ -42,7 +34,7 @@ from zico.scheduler.state import Capabilities, PoolView
 from zico.scheduler.turns import LEAST_SERVED, LONGEST, LONGEST_WAITING, SHORTEST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -50,78 +42,33 @@ if TYPE_CHECKING:
 
 
 FEW = 8
-"""Jobs; with more of them each way is tried once."""
+"""More jobs than these few have fewer ways, and do not come to their boundaries before one begins."""
 _ITERATIONS = 40
-"""Of the longest job, after the warm-up."""
+"""A trial lasts so many of the longest job's, after the warm-up."""
 _LEAST_ITERATIONS = 4
 _MOST_ITERATIONS = 4_000  # of all jobs: one that is a thousand times shorter than its neighbour must not take seconds
-_DRAWS = 2  # of times that vary; one with more jobs than a schedule is for
-_LONGER = 3
-_BEST = 3  # ways that are tried for longer, besides the greedy ones
-_JITTER = 0.1
-"""That a way has to stand, however little the jobs' own times vary: profiles are never quite right."""
-_JITTERY = 0.02  # where times vary more than that, a better run was luck and no cycle to be had
 _UNFAIR = 8.0  # times what jobs lack of their floors: no throughput of others makes up for it
-_NEAR = 0.97
 AT_BOUNDARIES = Capabilities(asks=True, offline=True)
 """Jobs of a trial begin at their boundaries with known profiles: as many first iterations, one at a time, would be what
 is measured."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """What one simulation came to."""
+class Tried:
+    """A way and what came of it."""
 
+    way: Way
+    setting: int
     score: float
     """The jobs' throughput over alone's, by weight, less what they lack of what they are owed."""
     mean: float
     least: float
     """The least that a job got."""
-    rounds: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Tried:
-    """A way and what it came to."""
-
-    way: Way
-    setting: int
-    runs: tuple[Run, ...]
-    """With times that vary as the jobs' do."""
-    sturdy: tuple[Run, ...] = ()
-    """With times that vary more."""
-    jittery: bool = False
 
     @property
     def key(self) -> tuple[Way, int]:
         """Return the way and its setting."""
         return self.way, self.setting
-
-    @property
-    def expected(self) -> float:
-        """Return what it gives if times vary as the jobs' do."""
-        return _mean(self.runs)
-
-    @property
-    def score(self) -> float:
-        """Return what it is chosen by among those that are expected to give the same."""
-        return (self.expected + _mean(self.sturdy)) / 2 if self.sturdy else self.expected
-
-    @property
-    def promise(self) -> float:
-        """Return what it gives where things go well."""
-        best = self.expected if self.jittery else max(run.score for run in self.runs)
-        return max(best, _mean(self.sturdy)) if self.sturdy else best
-
-    @property
-    def mean(self) -> float:
-        """Return the throughput by weight that is expected."""
-        return sum(run.mean * run.rounds for run in self.runs) / sum(run.rounds for run in self.runs)
-
-    @property
-    def least(self) -> float:
-        """Return the least that a job got."""
-        return min(run.least for run in self.runs)
 
 
 def mean_of(got: Sequence[float], worth: Sequence[float]) -> float:
@@ -133,10 +80,6 @@ def score_of(got: Sequence[float], owed: Sequence[float], worth: Sequence[float]
     """Return the same less what jobs lack of what they are owed, which no throughput of others makes up for."""
     lacking = sum(max(0.0, OWED * floor - x) for floor, x in zip(owed, got, strict=True))
     return mean_of(got, worth) - _UNFAIR * lacking
-
-
-def _mean(runs: Sequence[Run]) -> float:
-    return sum(run.score * run.rounds for run in runs) / sum(run.rounds for run in runs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,68 +107,29 @@ class Trials:
         self._loads, self._pool, self._worth = loads, pool, worths(loads)
         self._longest_ns = max(load.profile.duration_ns for load in loads)
         per_round = sum(self._longest_ns / load.profile.duration_ns for load in loads)
-        few = n <= best_schedule.MOST_JOBS
-        self._draws, self._times = (_DRAWS, _LONGER) if few else (1, 1)
         self._rounds = min(
-            _ITERATIONS if few else _ITERATIONS // 2,
+            _ITERATIONS if n <= best_schedule.MOST_JOBS else _ITERATIONS // 2,
             max(_LEAST_ITERATIONS, int(_MOST_ITERATIONS / per_round)),
         )
-        jitter = max(load.jitter for load in loads)
-        self._jittery, self._steady, self._exact = jitter > _JITTERY, jitter < _JITTER, jitter == 0
 
-    def once(self, way: Way, setting: int) -> Tried:
-        """Return what comes of a way in a short time."""
-        return Tried(way, setting, (self._run(way, setting, 0),), jittery=self._jittery)
-
-    def again(self, one: Tried) -> Tried:
-        """Return the same tried again if times vary, and with times that vary more."""
-        draws = range(1, 1 if self._exact else 1 + self._draws)
-        sturdy = tuple(self._run(*one.key, draw, _JITTER) for draw in range(self._draws)) if self._steady else ()
-        return dataclasses.replace(one, runs=(*one.runs, *(self._run(*one.key, draw) for draw in draws)), sturdy=sturdy)
-
-    def longer(self, one: Tried) -> Tried:
-        """Return the same tried for longer as well."""
-        return dataclasses.replace(one, runs=(*one.runs, self._run(*one.key, 1 + self._draws, times=self._times)))
-
-    def _run(self, way: Way, setting: int, draw: int, jitter: float = 0.0, times: int = 1) -> Run:
-        """Return what comes of a way with one draw of the times, where they vary."""
+    def run(self, way: Way, setting: int) -> Tried:
+        """Return what comes of a way."""
         trial = self._trial.copy()  # which is written to
         first = trial[0]["learnt"]["ways"][0]
         first["way"], first["setting"] = way, setting
-        loads = [dataclasses.replace(load, jitter=max(load.jitter, jitter)) for load in self._loads]
-        owed = [load.floor for load in loads]
+        owed = [load.floor for load in self._loads]
         policy = Compiled("", decide, plan=lambda _view: _Trial(trial), capabilities=AT_BOUNDARIES)
-        simulation = Simulation(policy, loads, self._pool.budget, draw, slowdown=self._pool.slowdown)
+        simulation = Simulation(policy, self._loads, self._pool.budget, slowdown=self._pool.slowdown)
         # A job begins with its floor behind it. If it began with more, it could be passed over for
         # a whole trial, and the others would get what they cannot keep.
-        served_ns = FADE_ITERATIONS * np.array([load.profile.duration_ns for load in loads])
+        served_ns = FADE_ITERATIONS * np.array([load.profile.duration_ns for load in self._loads])
         simulation.sim_jobs["served_work"], simulation.sim_jobs["served_time"] = owed * served_ns, served_ns
-        rounds = times * self._rounds
-        until_ns, warm_up_ns = (LOOK_ROUNDS + rounds) * self._longest_ns, LOOK_ROUNDS * self._longest_ns
-        got = simulation.run(until_ns, warm_up_ns).normalised
-        return Run(score_of(got, owed, self._worth), mean_of(got, self._worth), min(got), rounds)
-
-
-def tried(
-    trials: Trials, ways: Sequence[tuple[Way, int]], greedy: Collection[tuple[Way, int]], *, many: bool
-) -> list[Tried]:
-    """Return what comes of every way; those that come near the best, and the greedy ones, are tried for longer."""
-    all_of_them = [trials.once(way, setting) for way, setting in ways]
-    if many:
-        return all_of_them
-    best = max(one.expected for one in all_of_them)
-    all_of_them = _more(all_of_them, trials.again, lambda one: one.expected >= _NEAR * best or one.key in greedy)
-    few = sorted(all_of_them, key=lambda one: -one.expected)[:_BEST]
-    return _more(all_of_them, trials.longer, lambda one: one in few or one.key in greedy)
-
-
-def _more(some: Sequence[Tried], again: Callable[[Tried], Tried], chosen: Callable[[Tried], bool]) -> list[Tried]:
-    return [again(one) if chosen(one) else one for one in some]
+        warm_up_ns = LOOK_ROUNDS * self._longest_ns
+        got = simulation.run(warm_up_ns + self._rounds * self._longest_ns, warm_up_ns).normalised
+        return Tried(way, setting, score_of(got, owed, self._worth), mean_of(got, self._worth), min(got))
 
 
 _MANY = 16  # jobs; more are left to shift: a plan would take longer to make than jobs stay the same
-_ALIKE = 0.005
-_HOPEFUL = 0.9  # a way that promises less than so much of the best is not tried for real
 _NO_MARGIN = 62
 _PAIR = 2
 _GREEDY = ((Way.SHIFT, MARGIN_SHIFT), (Way.CLAIMS, EVERYBODY))
@@ -299,7 +203,8 @@ def plan(pool: PoolView) -> Plan | None:
     ways = _ways(record, pool, loads)  # fills in the schedules that the trials use
     few = len(loads) <= FEW
     record[0]["learnt"]["gathers"] = few
-    first = _chosen(record, tried(Trials(record, loads, pool), ways, _GREEDY, many=not few))
+    trials = Trials(record, loads, pool)
+    first = _chosen(record, [trials.run(*way) for way in ways])
     if isinstance(pool.plan, Plan) and _goes_on(pool.plan.record, record):
         for field in ("gathers", "gathered_ns"):
             record[0]["learnt"][field] = pool.plan.record[0]["learnt"][field]
@@ -375,32 +280,17 @@ def _limits(n: int) -> list[int]:
     return sorted({n // 4, n // 2, 3 * n // 4, n - 1} - {0}) if n > best_schedule.MOST_JOBS else list(range(1, n))
 
 
-def _as_good(score: float, best: float) -> bool:
-    """Tell whether a score is as good as the best; where jobs lack much of their floors, scores are below 0."""
-    return score >= best - _ALIKE * abs(best)
-
-
 def _chosen(record: Records, tried: list[Tried]) -> Tried:
     """Fill in the plan's ways, and return the first: the best, before the others that may turn out to be better.
 
-    Of those that are expected to give the most, the best where times vary more; of those as good as
-    that, the fairest.
+    Of those that give the same it is the fairest. The greedy ways are among them, whatever they gave.
     """
-    most = max(one.expected for one in tried)
-    good = [one for one in tried if _as_good(one.expected, most)]
-    best = max(one.score for one in good)
-    first = max((one for one in good if _as_good(one.score, best)), key=lambda one: one.least)
-    promised = max(one.promise for one in tried)
-    same = {(one.way, one.runs, one.sturdy): one for one in reversed(tried)}  # the first of those that are alike
-    rest = [one for one in same.values() if one is not first]
-    hopeful = [one for one in rest if one.promise >= _HOPEFUL * promised and one.key not in _GREEDY]
-    rest = [one for one in rest if one.key in _GREEDY]
-    rest += sorted(hopeful, key=lambda one: -one.promise)[: MOST_WAYS - len(rest) - 1]
-    rest.sort(key=lambda one: -one.promise)
+    first = max(tried, key=lambda one: (one.score, one.least))
+    different = {(one.way, one.score, one.mean, one.least): one for one in reversed(tried)}.values()
+    rest = sorted((one for one in different if one is not first), key=lambda one: (one.key not in _GREEDY, -one.score))
+    ways = sorted([first, *rest[: MOST_WAYS - 1]], key=lambda one: (one is not first, -one.score))
     known = record[0]["learnt"]
-    known["n_ways"] = 1 + len(rest)
-    for way, one in zip(known["ways"], [first, *rest], strict=False):
-        way["way"], way["setting"], way["promise"] = one.way, one.setting, one.promise
-    promises = known["ways"]["promise"][: 1 + len(rest)]
-    known["used"] = int(np.argmax(promises - BETTER_BY * (np.arange(len(promises)) > 0)))
+    known["n_ways"] = len(ways)
+    for way, one in zip(known["ways"], ways, strict=False):
+        way["way"], way["setting"], way["promise"] = one.way, one.setting, one.score
     return first
