@@ -10,6 +10,7 @@ from paper.published import REGION_BYTES
 
 from zico.base.errors import ConfigError
 from zico.lab.simulator.device_models import DEVICE_MODELS
+from zico.report.model import jain_index
 from zico.scheduler.policies import policy_named
 from zico.scheduler.simulate import Simulation
 
@@ -74,7 +75,7 @@ def measure(setting: Setting, policy: str) -> dict[str, Any] | None:
         "mean": round(outcome.mean, 5),
         "peak_granted": outcome.peak_granted,
         "waited": [round(waited / (until_ns - warm_up_ns), 5) for waited in outcome.waited_ns],
-        "jain": round(outcome.jain, 5),
+        "jain": round(jain_index(outcome.normalised), 5),
         "stalls": outcome.stalls,
         "faulted_regions": round(outcome.faulted / max(1, sum(outcome.iterations)), 3),
     }

@@ -403,22 +403,9 @@ def _saving(work: Work, budget: Budget, notes: list[str]) -> Result:
 
 
 def _row(name: str, budget: Budget, result: Result, serial: Result | None, region_bytes: int) -> SimulatedRow:
-    from zico.lab.report.simulation import SimulatedJob, SimulatedRow
+    from zico.lab.report.simulation import SimulatedRow
 
-    jobs = tuple(
-        SimulatedJob(
-            name=job.name,
-            iterations_per_s=job.iterations_per_s,
-            normalised=job.normalised,
-            waited_s=job.waited_s,
-            iterations=job.iterations,
-            slowdown=1 / job.normalised if job.normalised > 0 else None,
-            reason=job.reason,
-            left_s=job.left_s,
-        )
-        for job in result.jobs
-    )
-    times = [job.slowdown for job in jobs if job.slowdown is not None]
+    times = [job.slowdown for job in result.jobs if job.slowdown is not None]
     return SimulatedRow(
         policy=name,
         budget_bytes=budget.size_bytes,
@@ -427,9 +414,9 @@ def _row(name: str, budget: Budget, result: Result, serial: Result | None, regio
         deadlocks=result.deadlocks,
         decisions=result.decisions,
         decision_us=result.decision_us,
-        jobs=jobs,
+        jobs=result.jobs,
         jain=result.jain,
-        slowdown=max(times) if len(times) == len(jobs) else None,
+        slowdown=max(times) if len(times) == len(result.jobs) else None,
         vs_serial=_mean_ratio(result, serial),
         seconds=result.seconds,
         warm_up_s=result.warm_up_s,

@@ -25,24 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
+    from zico.lab.simulator.compare import SimulatedJob
+
 SIMULATION_SCHEMA = "zico.simulation.v1"
-
-
-class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One job under one policy and budget."""
-
-    name: str
-    iterations_per_s: float
-    normalised: float
-    """Iterations per second over alone's."""
-    waited_s: float
-    iterations: int
-    slowdown: float | None
-    """How many times longer an iteration takes than alone; null if the job never got on."""
-    reason: str
-    """What the policy said most often when it made the job wait."""
-    left_s: float | None
-    """When it had done all its iterations; null if it stayed."""
 
 
 class SimulatedRow(msgspec.Struct, frozen=True, kw_only=True):

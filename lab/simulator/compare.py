@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes
+from zico.report.model import jain_index
 from zico.scheduler.parameters import Unit
 from zico.scheduler.simulate import Simulation, peak_of
 
@@ -44,28 +46,33 @@ class Horizon:
     warm_up_ns: int
 
 
-@dataclasses.dataclass(frozen=True)
-class JobResult:
-    """What one job came to."""
+class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What one job came to under one policy and budget."""
 
     name: str
-    iterations: int
     iterations_per_s: float
     normalised: float
     """Iterations per second over alone's."""
-    waited_s: float
+    waited_s: float = 0.0
     """At boundaries and in allocations, after the warm-up."""
-    reason: str
+    iterations: int = 0
+    slowdown: float | None = None
+    """How many times longer an iteration takes than alone, worked out here; ``None``: the job never got on."""
+    reason: str = ""
     """What the policy said most often when it made the job wait."""
-    left_s: float | None
+    left_s: float | None = None
     """When it had done all its iterations, if it has."""
+
+    def __post_init__(self) -> None:
+        """Work the slowdown out."""
+        msgspec.structs.force_setattr(self, "slowdown", 1 / self.normalised if self.normalised > 0 else None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
     """What all jobs came to under a policy and a budget."""
 
-    jobs: tuple[JobResult, ...]
+    jobs: tuple[SimulatedJob, ...]
     peak: int
     """Regions."""
     deadlocks: int
@@ -83,12 +90,8 @@ class Result:
 
     @property
     def jain(self) -> float:
-        """Return Jain's fairness index of the normalised throughputs: 1 equal, 1/n all for one.
-
-        Source: R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984.
-        """
-        squares = sum(job.normalised**2 for job in self.jobs)
-        return sum(job.normalised for job in self.jobs) ** 2 / (len(self.jobs) * squares) if squares else 0.0
+        """Return Jain's index of the normalised throughputs."""
+        return jain_index([job.normalised for job in self.jobs])
 
 
 def horizon_of(loads: Sequence[Load], seconds: float | None = None, round_ns: int = 0) -> Horizon:
@@ -249,14 +252,14 @@ def simulate(policy: CompiledPolicy, loads: Sequence[Load], pool: Pool, horizon:
     )
 
 
-def _job_result(load: Load, outcome: Outcome, number: int) -> JobResult:
+def _job_result(load: Load, outcome: Outcome, number: int) -> SimulatedJob:
     left_ns, waited_ns = outcome.left_ns[number], outcome.waited_ns[number]
     normalised, iterations_per_s = outcome.normalised[number], outcome.iterations_per_s[number]
     if left_ns and not outcome.present_ns[number]:  # before the warm-up ended
         stay_ns = left_ns - load.arrive_ns
         normalised = _alone_ns(load, load.iterations) / stay_ns
         iterations_per_s = load.iterations * _NS_A_SECOND / stay_ns
-    return JobResult(
+    return SimulatedJob(
         name=load.name,
         iterations=outcome.iterations[number],
         iterations_per_s=iterations_per_s,
@@ -280,7 +283,7 @@ def _alone_ns(load: Load, iterations: int) -> int:
 def possible(found: Possible, loads: Sequence[Load], horizon: Horizon) -> Result:
     """Return the oracle's answer in the figures of a policy's; it decides nothing, and waits are not told."""
     jobs = tuple(
-        JobResult(load.name, 0, share * _NS_A_SECOND / load.profile.duration_ns, share, 0.0, "", None)
+        SimulatedJob(name=load.name, iterations_per_s=share * _NS_A_SECOND / load.profile.duration_ns, normalised=share)
         for load, share in zip(loads, found.normalised, strict=True)
     )
     seconds, warm_up_s = horizon.until_ns / _NS_A_SECOND, horizon.warm_up_ns / _NS_A_SECOND

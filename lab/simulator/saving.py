@@ -22,6 +22,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zico.base.errors import ProblemError
 from zico.base.units import format_bytes
 from zico.lab.simulator.compare import simulate
@@ -177,7 +179,7 @@ def simulate_saving(
 def over(result: Result, loads: Sequence[Load], forced: Sequence[Load]) -> Result:
     """Return what jobs came to that saved, over what they would alone with all that they want."""
     jobs = tuple(
-        dataclasses.replace(job, normalised=job.normalised * load.profile.duration_ns / one.profile.duration_ns)
+        msgspec.structs.replace(job, normalised=job.normalised * load.profile.duration_ns / one.profile.duration_ns)
         for job, load, one in zip(result.jobs, loads, forced, strict=True)
     )
     return dataclasses.replace(result, jobs=jobs)

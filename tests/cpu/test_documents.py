@@ -12,7 +12,8 @@ import pytest
 from zico.broker.protocol.messages import RefusedRequest, Saving
 from zico.cli import command
 from zico.cli.options import KEYS
-from zico.lab.report.simulation import SimulatedJob, SimulatedLoad, SimulatedRow, SimulationReport
+from zico.lab.report.simulation import SimulatedLoad, SimulatedRow, SimulationReport
+from zico.lab.simulator.compare import SimulatedJob
 from zico.planning.saving.registry import DEVICE_PLANNERS
 from zico.report.model import JobFigures, PoolFigures, ProcessFigures, RunReport
 from zico.scheduler.policies import POLICIES, policy_named

@@ -267,7 +267,7 @@ def test_memory_is_taken_ahead_of_its_use() -> None:
 
 
 def test_what_an_outcome_says() -> None:
-    """Throughput counts while a job is there; rates, waits and fairness follow from it."""
+    """Throughput counts while a job is there; rates and waits follow from it."""
     first, second = two()
     loads = [dataclasses.replace(first, iterations=10), dataclasses.replace(second, arrive_ns=500 * MS)]
     outcome = Simulation(NONE, loads, 40).run(2_000 * MS)
@@ -276,10 +276,7 @@ def test_what_an_outcome_says() -> None:
     assert outcome.present_ns == (1_000 * MS, 1_500 * MS)
     assert outcome.iterations_per_s == (10.0, 10.0)
     assert outcome.waited_s == (0.0, 0.0)
-    assert (outcome.jain, outcome.deadlocks) == (1.0, 0)
-    unfair = dataclasses.replace(outcome, normalised=(0.6, 0.2))
-    assert unfair.jain == pytest.approx(0.64 / 0.8)
-    assert dataclasses.replace(outcome, normalised=(0.0, 0.0)).jain == 0.0
+    assert outcome.deadlocks == 0
 
 
 def test_decisions_are_timed_on_snapshots_that_were_seen() -> None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 from cpu.support.scheduler_cases import Eager, _records
@@ -89,7 +90,7 @@ def test_jain_is_one_for_equals_and_a_share_for_a_favourite() -> None:
     one = simulate(policy_named("none"), loads({}), pool(10), Horizon(20 * SECOND, 0))
 
     def with_shares(*shares: float) -> float:
-        jobs = tuple(dataclasses.replace(one.jobs[0], normalised=share) for share in shares)
+        jobs = tuple(msgspec.structs.replace(one.jobs[0], normalised=share) for share in shares)
         return dataclasses.replace(one, jobs=jobs).jain
 
     assert with_shares(0.3, 0.3, 0.3) == pytest.approx(1)

@@ -184,4 +184,4 @@ def _pool_figures(report: Report | None, settings: Settings, n_jobs: int) -> Poo
 def _fairness(members: Sequence[ProcessFigures]) -> float | msgspec.UnsetType:
     shares = [member.normalised for member in members]
     known = [share for share in shares if isinstance(share, float)]
-    return jain_index(known) if known and len(known) == len(shares) else msgspec.UNSET
+    return (jain_index(known) or 1.0) if known and len(known) == len(shares) else msgspec.UNSET  # nobody: all alike

@@ -175,12 +175,12 @@ def together(pools: Sequence[PoolFigures], jain_index: float | msgspec.UnsetType
 
 
 def jain_index(values: Sequence[float]) -> float:
-    """Return Jain's fairness index of what each has got, 1 if nobody has got anything.
+    """Return Jain's fairness index of what each has got: 1 if all is equal, 1/n if one has all, 0 if nobody has any.
 
     Source: R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984.
     """
     squares = len(values) * sum(value * value for value in values)
-    return sum(values) ** 2 / squares if squares else 1.0
+    return sum(values) ** 2 / squares if squares else 0.0
 
 
 def to_json(report: RunReport) -> bytes:

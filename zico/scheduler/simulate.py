@@ -193,12 +193,6 @@ class Outcome:
         """Return how often nobody could have gone on within the budget."""
         return self.stalls
 
-    @property
-    def jain(self) -> float:
-        """Return Jain's index of the normalised throughputs: 1 if all got the same, 1/n if one got everything."""
-        squares = sum(x * x for x in self.normalised)
-        return sum(self.normalised) ** 2 / (len(self.normalised) * squares) if squares else 0.0
-
 
 class Simulation:
     """Run jobs under a policy and a budget until a given time."""
