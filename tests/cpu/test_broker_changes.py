@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import os
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from cpu.support.members import acquire, check_counters, grab, join, make_pool, release
 
@@ -36,7 +36,10 @@ def pool() -> Iterator[PoolTable]:
 
 def member(job: int, name: str) -> Member:
     """Return a member with the default share."""
-    return Member(job, job, os.getpid(), name, "torch", None, Process(os.getpid(), 0), None, m.Share())
+    process = Process(os.getpid(), 0)
+    return Member(
+        name=name, process=process, job=job, framework="torch", share=m.Share(), index=job, pid=process.pid, record=None
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_shares_that_contradict_each_other_are_refused(pool: PoolTable) -> None:
     changes.carry_out(m.Change(job="a", priority=1), pool, members)
     assert "guaranteed" in changes.refusal(m.Change(job="b", slo=0.1), pool.header, pool.jobs, members)
     assert changes.refusal(m.Change(job="b", slo=0.1, priority=1), pool.header, pool.jobs, members) == ""
-    several = [member(0, "a"), dataclasses.replace(member(1, "b"), pid=7), member(2, "b")]
+    several = [member(0, "a"), msgspec.structs.replace(member(1, "b"), pid=7), member(2, "b")]
     changes.carry_out(m.Change(job="a", priority=1), pool, several)
     assert "guaranteed" in changes.refusal(m.Change(job="b", pid=7, slo=0.1), pool.header, pool.jobs, several)
 
@@ -117,7 +120,7 @@ def test_a_job_is_paused_with_the_ranks_of_its_group(pool: PoolTable) -> None:
 def test_one_process_of_a_name_is_meant_by_its_number(pool: PoolTable) -> None:
     """A limit is its own; a share and a pause are also for the ranks that begin iterations together with it."""
     with join(pool), join(pool), join(pool):
-        members = [dataclasses.replace(member(place, "a"), pid=100 + place) for place in range(3)]
+        members = [msgspec.structs.replace(member(place, "a"), pid=100 + place) for place in range(3)]
 
         def made(change: m.Change) -> int:
             assert changes.refusal(change, pool.header, pool.jobs, members) == ""

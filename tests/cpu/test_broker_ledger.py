@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from zico.broker.accounting import Ledger, write_record
 from zico.broker.admission import RECHECK_NS, RETRY_NS, admit_all
+from zico.broker.members import Entry
 from zico.broker.notes import NOT_SEEN
 from zico.broker.outside import OutsideFigures
 from zico.broker.pool_manager import SAMPLE_NS, TRIAL_LOOK_NS, PoolManager
@@ -72,7 +73,8 @@ def new_ledger(*, is_recorded: bool = True) -> Ledger:
 
 def join(ledger: Ledger, job: int, name: str) -> Member:
     """Add a member."""
-    return ledger.join(job=job, pid=100 + job, name=name, framework="torch", pidfd=None)
+    entry = Entry(name=name, process=NOT_SEEN, job=job, framework="torch", share=m.DEFAULT_SHARE)
+    return ledger.join(entry, pid=100 + job)
 
 
 # -- views -----------------------------------------------------------------------------------------

@@ -120,7 +120,9 @@ def test_descriptors_from_a_peer_are_refused(ends: tuple[socket.socket, Link], *
     """A peer that sends descriptors breaks the protocol, also as a member, and they are closed."""
     peer, link = ends
     if is_member:
-        link.member = Member(0, 0, 1, "a", "torch", None, Process(1, 0), None, m.Share())
+        link.member = Member(
+            name="a", process=Process(1, 0), job=0, framework="torch", share=m.Share(), index=0, pid=1, record=None
+        )
     with no_descriptor_left():
         socket.send_fds(peer, [OBSERVE], [peer.fileno()])
         with pytest.raises(RemoteProtocolError, match="more descriptors than the 0"):

@@ -23,6 +23,8 @@ from zico.base.errors import BrokerError, ConfigError, LocalProtocolError, Remot
 from zico.broker import link, transport
 from zico.broker.accounting import Ledger, write_record
 from zico.broker.client import BrokerClient
+from zico.broker.members import Entry
+from zico.broker.notes import NOT_SEEN
 from zico.broker.pool_manager import PoolManager
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
@@ -232,7 +234,7 @@ def test_whatever_a_jobs_words_in_the_table_are_the_answers_can_be_sent(word: in
     """A job that has left nonsense in its own counters is told of as well as it can be."""
     header, jobs = np.zeros(1, HEADER)[0], np.zeros(MAX_JOBS, JOB)
     ledger = Ledger(policy="none", device="host", region_bytes=REGION_BYTES, budget_bytes=REGION_BYTES, began_ns=0)
-    ledger.join(job=0, pid=1, name="a", framework="torch", pidfd=None)
+    ledger.join(Entry(name="a", process=NOT_SEEN, job=0, framework="torch", share=m.DEFAULT_SHARE), pid=1)
     for field, (kind, _) in JOB.fields.items():  # type: ignore[union-attr]
         if kind == np.int64 and field not in {"held", "out_now_bytes", "save"}:
             jobs[0][field] = word

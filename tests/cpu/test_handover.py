@@ -6,15 +6,15 @@ import contextlib
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from cpu.support.members import make_pool
 
 from zico.base.errors import BrokerError
-from zico.broker.handover import Entry, Inherited, Note, NoteKeeper, take_over
+from zico.broker.handover import Inherited, Note, NoteKeeper, take_over
+from zico.broker.members import Entry
 from zico.broker.notes import Identity, Process, note_path, read_head
 from zico.broker.pool_manager import PoolManager
 from zico.broker.protocol.messages import DEFAULT_SHARE
@@ -28,7 +28,10 @@ from zico.scheduler.policies import policy_named
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zico.broker.members import Member
+
+def entry(name: str, job: int, pid: int) -> Entry:
+    """Return a job of a run in a note."""
+    return Entry(name=name, process=Process.of(pid), job=job, framework="torch", share=DEFAULT_SHARE, run="a1")
 
 
 def test_a_member_that_never_maps_the_table_is_let_go_after_a_while(tmp_path: Path) -> None:
@@ -43,8 +46,7 @@ def test_a_member_that_never_maps_the_table_is_let_go_after_a_while(tmp_path: Pa
         owned.callback(lost.kill)
         pids = (os.getpid(), lost.pid)
         entries = tuple(
-            Entry(table.join(pid, name), name, "torch", Process.of(pid), DEFAULT_SHARE, "a1")
-            for pid, name in zip(pids, ("has", "lost"), strict=True)
+            entry(name, table.join(pid, name), pid) for pid, name in zip(pids, ("has", "lost"), strict=True)
         )
         unnamed = table.join(os.getpid(), "unnamed")
         identities = [Identity.of(fd) for fd in (table.table_fd, table.notify_fd, table.memory_fd)]
@@ -95,11 +97,7 @@ def test_a_pool_that_cannot_be_taken_over_is_refused_by_the_names_of_its_jobs(
         monkeypatch.setattr(Process, "find", find)
     with make_pool(4) as table:
         keeper = NoteKeeper(tmp_path / "s", table, [table.memory_fd], device=device, policy="none")
-        member = SimpleNamespace(
-            job=0, name="a", framework="torch", share=DEFAULT_SHARE, run="a1",
-            process=Process.of(os.getpid()),
-        )  # fmt: skip
-        keeper.write([cast("Member", member)])
+        keeper.write([entry("a", 0, os.getpid())])
         path = note_path(tmp_path / "s")
         note = msgspec.json.decode(path.read_bytes())
         assert note["jobs"][0]["run"] == "a1"

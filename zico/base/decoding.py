@@ -1,8 +1,15 @@
-"""What decoding of what others wrote can raise: the one list for all who read files and frames."""
+"""Structs of others: what decoding them can raise, and what one struct takes over from another."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
 WRONG = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """It is damaged, of other types, no UTF-8, or nested too deeply. A number of too many digits is the first."""
+
+
+def fields_for(kind: type[msgspec.Struct], source: object) -> dict[str, Any]:
+    """Return the fields of a struct of ``kind`` that ``source`` has, too."""
+    return {name: getattr(source, name) for name in kind.__struct_fields__ if hasattr(source, name)}

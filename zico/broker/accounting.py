@@ -44,10 +44,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zico.broker.members import Marks, Member
-from zico.broker.notes import NOT_SEEN, Process
 from zico.broker.outside import OutsideFigures
 from zico.broker.protocol.messages import (
-    DEFAULT_SHARE,
     MAX_OUTSIDERS,
     MAX_REPORTED_JOBS,
     STATUS_SCHEMA,
@@ -57,7 +55,6 @@ from zico.broker.protocol.messages import (
     RefusedRequest,
     Report,
     Saving,
-    Share,
     Status,
     WaitKind,
 )
@@ -70,6 +67,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from zico.broker.members import Entry
     from zico.scheduler.state import PoolView
 
 _NS = 1e-9
@@ -117,39 +115,17 @@ class Ledger:
         """Return the jobs that have a place, leaving ones included."""
         return tuple(self._present.values())
 
-    def join(  # noqa: PLR0913 - each has a name
-        self,
-        *,
-        job: int,
-        pid: int,
-        name: str,
-        framework: str,
-        pidfd: int | None,
-        process: Process = NOT_SEEN,
-        share: Share = DEFAULT_SHARE,
-        run: str = "",
-        record: Record | None = None,
-    ) -> Member:
-        """Add the job that has got the place ``job``, and own its ``pidfd`` with it.
+    def join(self, entry: Entry, *, pid: int, pidfd: int | None = None, record: Record | None = None) -> Member:
+        """Add the job that has got the place ``entry.job``, and own its ``pidfd`` with it.
 
         ``pid`` is what people call its process, which may be the number in another pid namespace.
         ``record`` is the job's record in the table where it had joined before the ledger began.
         """
-        member = Member(
-            index=self._n_ever,
-            job=job,
-            pid=pid,
-            name=name,
-            framework=framework,
-            pidfd=pidfd,
-            process=process,
-            record=np.zeros((), JOB) if record is None else record,
-            share=share,
-            run=run,
-        )
+        record = np.zeros((), JOB) if record is None else record
+        member = Member(**msgspec.structs.asdict(entry), index=self._n_ever, pid=pid, pidfd=pidfd, record=record)
         self._ever.append(member)
         self._n_ever += 1
-        self._present[job] = member
+        self._present[entry.job] = member
         return member
 
     def depart(self, member: Member, now_ns: int) -> None:

@@ -28,10 +28,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from zico import __version__
+from zico.base.decoding import fields_for
 from zico.base.errors import BrokerError
 from zico.base.settings import HOST, kind_of
+from zico.broker.members import Entry
 from zico.broker.notes import Identity, NamedJob, Process, note_path, read, read_head
-from zico.broker.protocol.messages import PROTOCOL_VERSION, Share
+from zico.broker.protocol.messages import PROTOCOL_VERSION
 from zico.pool.layout import VERSION
 from zico.pool.table import PoolTable
 
@@ -39,25 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from zico.broker.members import Member
-
 SCHEMA = "zico.broker.v1"
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """One job in the note."""
-
-    job: int
-    """Its place in the table."""
-    name: str
-    framework: str
-    process: Process
-    share: Share
-    run: str = ""
-
-    def __str__(self) -> str:
-        """Return what people call it."""
-        return f"{self.name} (process {self.process.pid})"
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,23 +111,13 @@ class NoteKeeper:
             memory=Identity.of(memory_fds[0]),
         )
 
-    def write(self, members: Sequence[Member]) -> None:
+    def write(self, members: Sequence[Entry]) -> None:
         """Note these jobs down.
 
         Raises:
             BrokerError: The file cannot be written; the one before is still there.
         """
-        entries = tuple(
-            Entry(
-                job=member.job,
-                name=member.name,
-                framework=member.framework,
-                process=member.process,
-                share=member.share,
-                run=member.run,
-            )
-            for member in members
-        )
+        entries = tuple(Entry(**fields_for(Entry, member)) for member in members)
         partial = self._path.with_name(self._path.name[:-1] + "~")
         try:
             partial.write_bytes(msgspec.json.encode(msgspec.structs.replace(self._base, jobs=entries)))
@@ -151,7 +125,7 @@ class NoteKeeper:
         except OSError as error:
             raise BrokerError(f"the broker cannot note its jobs in {self._path}: {error.strerror}") from error
 
-    def close(self, members: Sequence[Member]) -> None:
+    def close(self, members: Sequence[Entry]) -> None:
         """Take the note away, unless there are jobs from which the next broker can take the pool over."""
         if not members:
             self._path.unlink(missing_ok=True)
@@ -235,5 +209,5 @@ def _open(note: Note, process: Process) -> PoolTable | None:
     return PoolTable.take_over(*found)
 
 
-def _named(entries: Sequence[Entry | NamedJob]) -> str:
+def _named(entries: Sequence[NamedJob]) -> str:
     return ", ".join(map(str, entries))

@@ -1,4 +1,4 @@
-"""One job as the broker remembers it, and the marks it leaves in the picture."""
+"""One job as the broker notes it down and remembers it, and the marks it leaves in the picture."""
 
 from __future__ import annotations
 
@@ -6,42 +6,44 @@ import array
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from zico.broker.protocol.messages import WaitKind
+import msgspec
+
+from zico.broker.notes import NamedJob
+from zico.broker.protocol.messages import Share, WaitKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zico.broker.notes import Process
-    from zico.broker.protocol.messages import Share
 
 _SINCE_FIELDS = {WaitKind.BOUNDARY: "boundary_since_ns", WaitKind.ALLOCATION: "need_since_ns"}
 
 
-@dataclasses.dataclass(eq=False)
-class Member:
+class Entry(NamedJob, kw_only=True):
+    """One job in the note for the next broker."""
+
+    job: int
+    """Its place in the table, another's after it has gone."""
+    framework: str
+    share: Share
+    run: str = ""
+    """The ``zico run`` that started it, empty: none."""
+
+
+class Member(Entry, kw_only=True, eq=False):
     """One job from joining on; ``record`` keeps its last figures after it has gone."""
 
     index: int
     """Among all jobs ever seen."""
-    job: int
-    """Its place in the table, another's after it has gone."""
     pid: int
     """What people call its process: a number in its own pid namespace where the broker sees none."""
-    name: str
-    framework: str
-    pidfd: int | None
+    pidfd: int | None = None
     """Readable when its process is dead; ``None``: only its connection tells."""
-    process: Process
-    """As the broker sees it. Its connection and its pidfd are what it is known by."""
     record: Any
-    share: Share
-    run: str = ""
-    """The ``zico run`` that started it, empty: none."""
     leaving: bool = False
     waited_before_ns: int | None = None
     """What it had waited when its first iteration ended; ``None`` until then."""
-    open_waits: dict[WaitKind, int] = dataclasses.field(default_factory=dict)
-    blockers: dict[WaitKind, set[int]] = dataclasses.field(default_factory=dict)
+    open_waits: dict[WaitKind, int] = msgspec.field(default_factory=dict)
+    blockers: dict[WaitKind, set[int]] = msgspec.field(default_factory=dict)
     """Indexes of the jobs that each open wait has been for so far."""
 
     def note_blockers(self, indexes: Iterable[int]) -> None:

@@ -23,6 +23,7 @@ from zico.broker.accounting import Ledger, write_record
 from zico.broker.admission import RETRY_NS, admit_all
 from zico.broker.changes import carry_out, concerned, refusal
 from zico.broker.devices import HOST_DEVICE
+from zico.broker.members import Entry
 from zico.broker.planning import Planning
 from zico.broker.protocol import messages as m
 from zico.broker.saving import MODES, served_on
@@ -183,16 +184,10 @@ class PoolManager:
             self._table.promise_no_more(job)
         _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)
         self._evaluate_soon()
-        member = self._ledger.join(
-            job=job,
-            pid=pid,
-            name=hello.name,
-            framework=hello.framework,
-            pidfd=pidfd,
-            process=process,
-            share=hello.share,
-            run=hello.run,
+        entry = Entry(
+            name=hello.name, process=process, job=job, framework=hello.framework, share=hello.share, run=hello.run
         )
+        member = self._ledger.join(entry, pid=pid, pidfd=pidfd)
         try:
             self._note_down()
         except BrokerError:
@@ -216,17 +211,7 @@ class PoolManager:
             if entry is None or (entry.process.pid and pidfd is None):
                 self._table.reap(job)
                 continue
-            member = self._ledger.join(
-                job=job,
-                pid=int(jobs[job]["pid"]),
-                name=entry.name,
-                framework=entry.framework,
-                pidfd=pidfd,
-                process=entry.process,
-                share=entry.share,
-                run=entry.run,
-                record=jobs[job],
-            )
+            member = self._ledger.join(entry, pid=int(jobs[job]["pid"]), pidfd=pidfd, record=jobs[job])
             if jobs[job]["state"] == JobState.LEAVING or pidfd is None:
                 self.leave(member)
         self._note_down()
