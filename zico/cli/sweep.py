@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from zico.base.decoding import fields_for
 from zico.base.errors import ConfigError
 from zico.base.units import parse_whole
 from zico.cli.daemon import tell_settings
@@ -221,8 +222,8 @@ def _row(job: SweepJob, file: SweepFile) -> SweepRow:
     result = file.results.get(job.name)
     if result is None:
         return row
-    told = {field: getattr(result, field) for field in SweepRow.__struct_fields__ if hasattr(result, field)}
-    return msgspec.structs.replace(row, **told | {"exit_code": None if result.again else result.exit_code})
+    exit_code = None if result.again else result.exit_code
+    return msgspec.structs.replace(row, **fields_for(SweepRow, result) | {"exit_code": exit_code})
 
 
 def _exit_code(report: SweepReport, outcome: Outcome | None) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from zico.base.decoding import fields_for
 from zico.broker.protocol.messages import ProcessFigures
 from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE
 from zico.report.model import JobFigures, OutsideProcess, PoolFigures, RunReport, jain_index, owner_of, together
@@ -122,7 +123,7 @@ def _joined(job: JobOutcome, members: Sequence[JobReport], told: Sequence[Outsid
         )
     first, *others = members
     return JobFigures(
-        **_figures(first) | {"name": name},
+        **fields_for(ProcessFigures, first) | {"name": name},
         command=command,
         exit_code=job.exit_code,
         wall_s=job.wall_s,
@@ -132,7 +133,8 @@ def _joined(job: JobOutcome, members: Sequence[JobReport], told: Sequence[Outsid
         outside=outside,
         note=_note(first, outside),
         other_processes=tuple(
-            ProcessFigures(**_figures(other) | {"name": f"{name}.{number}"}) for number, other in enumerate(others, 2)
+            ProcessFigures(**fields_for(ProcessFigures, other) | {"name": f"{name}.{number}"})
+            for number, other in enumerate(others, 2)
         ),
     )
 
@@ -155,11 +157,6 @@ def _outside(
         )
     known = {one.pid for one in told} | set(members)
     yield from (one for one in seen if one.pid not in known)
-
-
-def _figures(member: JobReport) -> dict[str, Any]:
-    """Return what a run's report tells of a member as the broker tells it."""
-    return {field: getattr(member, field) for field in ProcessFigures.__struct_fields__}
 
 
 def _pool_figures(report: Report | None, settings: Settings, n_jobs: int) -> PoolFigures:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from zico.base.decoding import fields_for
 from zico.launch.jobs import Command, Stream
 from zico.launch.placement import Offer, choose, largest
 from zico.launch.sweep import AGAIN, SweepJob
@@ -203,21 +204,8 @@ class Queue:
         again = out_of_memory and not alone
         if again:
             self._alone.append(job)
-        result = JobResult(
-            name=job.name,
-            device=figures.device,
-            tries=tries,
-            alone=alone,
-            exit_code=figures.exit_code,
-            ran_out_of_memory=out_of_memory,
-            again=again,
-            iterations=figures.iterations,
-            iterations_per_s=figures.iterations_per_s,
-            waited_s=figures.waited_s,
-            peak_bytes=figures.peak_bytes,
-            wall_s=figures.wall_s,
-            note=figures.note,
-        )
+        tried = {"name": job.name, "tries": tries, "alone": alone, "ran_out_of_memory": out_of_memory, "again": again}
+        result = JobResult(**fields_for(JobResult, figures) | tried)
         self._ended(result)
         return result
 

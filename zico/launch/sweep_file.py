@@ -18,6 +18,7 @@ from zico.base.decoding import WRONG
 from zico.base.errors import ConfigError
 from zico.launch.jobs import checked_words
 from zico.launch.sweep import SweepJob  # noqa: TC001 - msgspec reads the annotation
+from zico.report.model import SweepFigures
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,26 +39,13 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[SweepJob, ...]
 
 
-class JobResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How one try of a job ended."""
+class JobResult(SweepFigures, frozen=True, kw_only=True):
+    """How one try of a job ended: a further line of the file."""
 
-    name: str
-    device: str = ""
-    """Where it ran."""
     tries: int = 1
-    """This one included."""
-    alone: bool = False
-    """It was tried again, with nothing beside it."""
     exit_code: int
-    ran_out_of_memory: bool = False
     again: bool = False
     """It is to be tried again, alone."""
-    iterations: int = 0
-    iterations_per_s: float = 0.0
-    waited_s: float = 0.0
-    peak_bytes: int = 0
-    wall_s: float = 0.0
-    note: str = ""
 
 
 class SweepFile:

@@ -63,6 +63,27 @@ class JobFigures(ProcessFigures, frozen=True, kw_only=True):
     slo: float | None = None
 
 
+class SweepFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept and shown of one try of a sweep's job: how it ended, and what its first process did."""
+
+    name: str
+    device: str = ""
+    """Where it ran."""
+    tries: int = 0
+    """This one included."""
+    alone: bool = False
+    """It was tried again with nothing beside it, since memory was out."""
+    exit_code: int | None = None
+    """``None``: it has not ended."""
+    ran_out_of_memory: bool = False
+    iterations: int = 0
+    iterations_per_s: float = 0.0
+    waited_s: float = 0.0
+    peak_bytes: int = 0
+    wall_s: float = 0.0
+    note: str = ""
+
+
 class PoolFigures(PoolReport, frozen=True, kw_only=True):
     """One device's pool over the whole run, or all pools of a run together."""
 

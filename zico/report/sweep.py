@@ -10,6 +10,7 @@ from rich.table import Table
 
 from zico.base.units import format_bytes
 from zico.report.console import TextConsole
+from zico.report.model import SweepFigures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,27 +18,11 @@ if TYPE_CHECKING:
 RESULTS_SCHEMA = "zico.sweep-results.v1"
 
 
-class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
+class SweepRow(SweepFigures, frozen=True, kw_only=True):
     """One job of a sweep, by its last try."""
 
-    name: str
     parameters: dict[str, str]
     command: str
-    exit_code: int | None = None
-    """``null``: it has not ended."""
-    device: str = ""
-    """Where its last try ran."""
-    tries: int = 0
-    alone: bool = False
-    """It was tried again with nothing beside it, since memory was out."""
-    ran_out_of_memory: bool = False
-    """In its last try."""
-    iterations: int = 0
-    iterations_per_s: float = 0.0
-    waited_s: float = 0.0
-    peak_bytes: int = 0
-    wall_s: float = 0.0
-    note: str = ""
 
 
 class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
