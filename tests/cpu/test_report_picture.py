@@ -124,7 +124,7 @@ def test_no_peak_is_lost_when_instants_are_many() -> None:
 
 
 def test_jobs_are_drawn_in_the_order_of_the_table() -> None:
-    """Reordering jobs keeps each one's curve, iterations and waits with it."""
+    """Reordering jobs keeps each one's profile, iterations and waits with it; who is left out blocks nobody."""
     before = record(5)
     after = in_order(before, ["b", "a"])
     assert after.names == ("b", "a")
@@ -132,6 +132,9 @@ def test_jobs_are_drawn_in_the_order_of_the_table() -> None:
     assert after.boundaries_of(0).tolist() == before.boundaries_of(1).tolist()
     assert after.waits_of(0, WaitKind.ALLOCATION).tolist() == before.waits_of(1, WaitKind.ALLOCATION).tolist()
     assert after.peak_bytes.tolist() == before.peak_bytes[::-1].tolist()
+    assert [len(after.curve_of(job)[0]) for job in (0, 1)] == [0, 2]
+    alone = before.of([0])
+    assert (alone.names, alone.wait_job.tolist(), alone.blockers()) == (("a",), [0], [()])
 
 
 def test_an_empty_record_is_explained(tmp_path: Path) -> None:

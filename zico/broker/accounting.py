@@ -1,28 +1,7 @@
 """Who the members are, what they did, and what they leave behind.
 
-The record file (``arrays``, ``write_record``) holds, for n instants, k jobs ever seen in the order in which they
-joined, b ends of iterations, m waits and q pairs of a wait and a job that it was for:
-
-    t_s            float64 [n]      seconds since the broker began
-    held_bytes     int64   [n, k]   regions held by each job, in bytes
-    out_bytes      int64   [n, k]   of each job's live tensors, in a tier and nowhere else, in whole regions
-    physical_bytes int64   [n]      of the pool, as the kernel counts, the most since the row before
-    budget_t_s     float64 [c]      when the budget came to be what it was from then on
-    budget_bytes   int64   [c]
-    names          str     [k]
-    peak_bytes     int64   [k]      the most that each job held at once; the rows may miss it
-    boundary_job   int32   [b]      index into names
-    boundary_t_s   float64 [b]      when that iteration ended
-    wait_job       int32   [m]      index into names
-    wait_t_s       float64 [m, 2]   begin and end; waits that still last end now
-    wait_kind      int8    [m]      0 at a boundary, 1 in an allocation
-    blocker_wait   int32   [q]      index into the waits
-    blocker_job    int32   [q]      index into names: a job that this wait was for, at some time of it
-    iteration_s    float64 [k]      of each job's profile, 0 while it has none
-    persistent_bytes int64 [k]      held at the last boundary
-    profile_job    int32   [p]      index into names
-    profile_t_s    float64 [p]      since the iteration began
-    profile_bytes  int64   [p]      regions held from then on, the most of recent iterations
+The record file (``arrays``, ``write_record``) has the arrays of ``zico.report.model.Record``, with a
+column for each job ever seen, in the order in which they joined. Waits that still last end now.
 
 Known limitations: an iteration or a wait shorter than the time between two looks at the table (20
 ms, less when jobs reach boundaries that the broker must decide on) may be missing here; the figures
@@ -244,7 +223,7 @@ class Ledger:
         return latest, self._forgotten + len(those) - len(latest)
 
     def arrays(self, now_ns: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays of the record file, as this module's docstring lists them."""
+        """Return the arrays of the record file."""
         t_ns, physical_bytes, held, out = self._history.rows()
         # A job that joined after the last look has no column yet.
         held_bytes, out_bytes = np.zeros((2, len(t_ns), len(self._ever)), np.int64)

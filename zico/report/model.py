@@ -311,9 +311,9 @@ class Record:
     held_bytes: Ints
     """[n, m]: regions held by each job."""
     out_bytes: Ints
-    """[n, m]: of each job's live tensors, in a tier."""
+    """[n, m]: of each job's live tensors, in a tier and nowhere else, in whole regions."""
     physical_bytes: Ints
-    """[n]: the pool's memory as the kernel counted it."""
+    """[n]: the pool's memory as the kernel counted it, the most since the instant before."""
     boundary_job: Ints
     """[k]"""
     boundary_t_s: Floats
@@ -327,7 +327,7 @@ class Record:
     blocker_wait: Ints
     """[q]: index of a wait."""
     blocker_job: Ints
-    """[q]: a job that it was for."""
+    """[q]: a job that it was for at some time of it."""
     iteration_s: Floats
     """[m]: of each job's profile, 0 where it has none."""
     persistent_bytes: Ints
@@ -337,7 +337,7 @@ class Record:
     profile_t_s: Floats
     """[p]: since the iteration began."""
     profile_bytes: Ints
-    """[p]: held from then on."""
+    """[p]: held from then on, the most of recent iterations."""
 
     @property
     def most_budget_bytes(self) -> int:
@@ -345,32 +345,31 @@ class Record:
         return int(self.budget_bytes.max())
 
     def of(self, jobs: Sequence[int]) -> Record:
-        """Return a record without a history of these jobs, with their profiles."""
+        """Return what is recorded of these jobs, in this order; waits of others, and for others, are left out."""
         import numpy as np
 
-        place = {job: number for number, job in enumerate(jobs)}
-        kept = np.isin(self.profile_job, list(jobs))
-        nothing, none = np.zeros(0), np.zeros(0, np.int64)
+        order, place = list(jobs), np.full(len(self.names), -1)
+        place[order] = np.arange(len(order))
+        ended, waited, profiled = (place[of] >= 0 for of in (self.boundary_job, self.wait_job, self.profile_job))
+        blocked = waited[self.blocker_wait] & (place[self.blocker_job] >= 0)
         return dataclasses.replace(
             self,
-            names=tuple(self.names[job] for job in jobs),
-            peak_bytes=self.peak_bytes[list(jobs)],
-            t_s=nothing,
-            held_bytes=np.zeros((0, len(jobs)), np.int64),
-            out_bytes=np.zeros((0, len(jobs)), np.int64),
-            physical_bytes=none,
-            boundary_job=none,
-            boundary_t_s=nothing,
-            wait_job=none,
-            wait_t_s=np.zeros((0, 2)),
-            wait_kind=none,
-            blocker_wait=none,
-            blocker_job=none,
-            iteration_s=self.iteration_s[list(jobs)],
-            persistent_bytes=self.persistent_bytes[list(jobs)],
-            profile_job=np.array([place[job] for job in self.profile_job[kept].tolist()], np.int64),
-            profile_t_s=self.profile_t_s[kept],
-            profile_bytes=self.profile_bytes[kept],
+            names=tuple(self.names[job] for job in order),
+            peak_bytes=self.peak_bytes[order],
+            held_bytes=self.held_bytes[:, order],
+            out_bytes=self.out_bytes[:, order],
+            boundary_job=place[self.boundary_job[ended]],
+            boundary_t_s=self.boundary_t_s[ended],
+            wait_job=place[self.wait_job[waited]],
+            wait_t_s=self.wait_t_s[waited],
+            wait_kind=self.wait_kind[waited],
+            blocker_wait=(np.cumsum(waited) - 1)[self.blocker_wait[blocked]],
+            blocker_job=place[self.blocker_job[blocked]],
+            iteration_s=self.iteration_s[order],
+            persistent_bytes=self.persistent_bytes[order],
+            profile_job=place[self.profile_job[profiled]],
+            profile_t_s=self.profile_t_s[profiled],
+            profile_bytes=self.profile_bytes[profiled],
         )
 
     def boundaries_of(self, job: int) -> Floats:
@@ -400,6 +399,8 @@ class Record:
         return self.profile_t_s[of_job][changes], held[changes]
 
 
+_KINDS = {one.name: "i8" if one.type == "Ints" else "f8" for one in dataclasses.fields(Record)[1:]}
+"""The type of each array of a record; its first field is the names."""
 MAX_RECORD_BYTES = 1 << 31
 """Bytes of all fields, uncompressed. A day of sixteen jobs has some hundred MB."""
 
@@ -419,28 +420,9 @@ def read_record(path: Path) -> Record:
         if size_bytes > MAX_RECORD_BYTES:
             raise ConfigError(f"cannot read the record {path}: it has {size_bytes} bytes, more than {MAX_RECORD_BYTES}")
         with np.load(path, allow_pickle=False) as fields:
-            record = Record(
-                names=tuple(str(name) for name in fields["names"]),
-                peak_bytes=fields["peak_bytes"].astype(np.int64),
-                budget_t_s=fields["budget_t_s"].astype(np.float64),
-                budget_bytes=fields["budget_bytes"].astype(np.int64),
-                t_s=fields["t_s"].astype(np.float64),
-                held_bytes=fields["held_bytes"].astype(np.int64),
-                out_bytes=fields["out_bytes"].astype(np.int64),
-                physical_bytes=fields["physical_bytes"].astype(np.int64),
-                boundary_job=fields["boundary_job"].astype(np.int64),
-                boundary_t_s=fields["boundary_t_s"].astype(np.float64),
-                wait_job=fields["wait_job"].astype(np.int64),
-                wait_t_s=fields["wait_t_s"].astype(np.float64).reshape(-1, 2),
-                wait_kind=fields["wait_kind"].astype(np.int64),
-                blocker_wait=fields["blocker_wait"].astype(np.int64),
-                blocker_job=fields["blocker_job"].astype(np.int64),
-                iteration_s=fields["iteration_s"].astype(np.float64),
-                persistent_bytes=fields["persistent_bytes"].astype(np.int64),
-                profile_job=fields["profile_job"].astype(np.int64),
-                profile_t_s=fields["profile_t_s"].astype(np.float64),
-                profile_bytes=fields["profile_bytes"].astype(np.int64),
-            )
+            names = tuple(str(name) for name in fields["names"])
+            arrays = {name: fields[name].astype(kind) for name, kind in _KINDS.items()}
+        record = Record(names=names, **arrays | {"wait_t_s": arrays["wait_t_s"].reshape(-1, 2)})
     except (OSError, KeyError, ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise ConfigError(f"cannot read the record {path}: {error}") from None
     _check_lengths(record, path)

@@ -112,18 +112,7 @@ def _drawn(figure_class: type[Figure], report: RunReport, record: Record) -> Fig
 def in_order(record: Record, names: Sequence[str]) -> Record:
     """Return the record with its jobs in the order of ``names``, as in the table; those not named come last."""
     places = {name: place for place, name in enumerate(names)}
-    order = sorted(range(len(record.names)), key=lambda job: places.get(record.names[job], len(names)))
-    new_place = np.argsort(np.array(order, dtype=np.int64))
-    return dataclasses.replace(
-        record,
-        names=tuple(record.names[job] for job in order),
-        peak_bytes=record.peak_bytes[order],
-        held_bytes=record.held_bytes[:, order],
-        out_bytes=record.out_bytes[:, order],
-        boundary_job=new_place[record.boundary_job],
-        wait_job=new_place[record.wait_job],
-        blocker_job=new_place[record.blocker_job],
-    )
+    return record.of(sorted(range(len(record.names)), key=lambda job: places.get(record.names[job], len(names))))
 
 
 def whole_span(record: Record) -> Span:
