@@ -142,12 +142,9 @@ def one_runs_one_waits(broker: Broker) -> Iterator[tuple[subprocess.Popen[str], 
         yield a, b
 
 
-@pytest.mark.parametrize("policy", ["serial", "salus:lanes=1"])
-def test_with_one_lane_one_iterates_while_the_other_waits_and_then_they_change(
-    policy: str, start: Callable[..., Broker]
-) -> None:
+def test_under_serial_one_iterates_while_the_other_waits_and_then_they_change(start: Callable[..., Broker]) -> None:
     """A job at its boundary starts when the running one reaches its own: a pipe and a futex wake them."""
-    broker = start("--policy", policy)
+    broker = start("--policy", "serial")
     with one_runs_one_waits(broker) as (a, b):
         waiting = broker.client.status().jobs[1]
         assert (waiting.state, waiting.iterations) == ("boundary", 1)

@@ -1,11 +1,12 @@
-"""Published policies in a real broker: jobs begin in the order that the policy says, and train to their end."""
+"""Published policies in a real broker: it knows their names, and jobs train to their end.
+
+Whom they let begin is shown in ``test_policies_published.py``.
+"""
 
 from __future__ import annotations
 
 import pytest
-from support.harness import LightJob, Nursery, Pool, pool, until
-
-from zico.pool.layout import JobState
+from support.harness import Nursery, pool, until
 
 REGIONS = 16
 PEAK = 12
@@ -13,14 +14,7 @@ ITERATIONS = 20
 FOR_EVER = 1_000_000
 
 
-def comes_to_its_boundary(made: Pool, job: LightJob) -> None:
-    """Let a job end its iteration and wait until it waits for another, as the status says."""
-    job.tell("mark")
-    made.waits_at_boundary(job)
-    until(lambda: made.jobs[job.place]["waits_for"] != 0, 5, "the policy has said for whom it waits")
-
-
-@pytest.mark.parametrize("policy", ["shift", "shift:poll=5ms,fallback=2", "salus", "salus:order=srtf,lanes=1"])
+@pytest.mark.parametrize("policy", ["shift:poll=5ms,fallback=2", "salus:order=srtf,lanes=1"])
 def test_two_jobs_that_do_not_fit_together_train_to_their_end(nursery: Nursery, policy: str) -> None:
     """Both wait at boundaries, neither loses a byte or leaves the budget, and the status names the policy."""
     with pool(regions=REGIONS, policy=policy) as made, nursery.job(made, "a") as a, nursery.job(made, "b") as b:
@@ -33,43 +27,6 @@ def test_two_jobs_that_do_not_fit_together_train_to_their_end(nursery: Nursery, 
         assert [entry.iterations for entry in report.jobs] == [ITERATIONS] * 2
         assert [entry.spilled_bytes for entry in report.jobs] == [0, 0]
         assert sum(entry.boundary_waited_s for entry in report.jobs) > 0
-
-
-def test_shift_lets_nobody_begin_beside_a_first_iteration(nursery: Nursery) -> None:
-    """Who is known waits until the first iteration of another has ended, and goes first then; both fit together."""
-    with pool(regions=REGIONS, policy="shift:profiling=600s") as made, nursery.job(made, "new") as new:
-        assert new.ask("hold 2") == "1"
-        with nursery.job(made, "other") as other:
-            comes_to_its_boundary(made, other)
-            assert made.jobs[other.place]["waits_for"] == 1 << new.place
-            assert made.jobs[other.place]["state"] == JobState.BOUNDARY
-            assert new.ask("free") == "freed"  # from here on it holds nothing, and keeps nobody waiting
-            new.tell("mark")
-            assert other.answer() == "began"
-            assert new.answer() == "began"
-
-
-@pytest.mark.parametrize(("order", "goes"), [("fifo", 0), ("pack", 1)])
-def test_salus_chooses_who_of_a_lane_is_next(nursery: Nursery, order: str, goes: int) -> None:
-    """Of two that wait for a third it is the one that joined first, or the one that has waited longer.
-
-    All are there before any ends its first iteration, so none counts as standing still for as long
-    again.
-    """
-    with (
-        pool(regions=REGIONS, policy=f"salus:lanes=1,order={order}") as made,
-        nursery.job(made, "runs") as runs,
-        nursery.job(made, "first") as first,
-        nursery.job(made, "second") as second,
-    ):
-        waiting = (first, second)
-        for job in (*waiting, runs):
-            assert job.ask("mark") == "began"
-        comes_to_its_boundary(made, second)
-        comes_to_its_boundary(made, first)
-        runs.kill()
-        assert waiting[goes].answer() == "began"
-        assert made.jobs[waiting[1 - goes].place]["state"] == JobState.BOUNDARY
 
 
 def test_who_needs_all_of_the_budget_has_its_turn_among_three(nursery: Nursery) -> None:
