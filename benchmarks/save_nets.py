@@ -57,7 +57,8 @@ def measure(problem: SwapProblem, planners: tuple[str, ...], deadline_s: float) 
 
 def best_other(row: dict[str, Any]) -> tuple[str, float] | None:
     """Return the best planner that is not ours, and what its plan costs."""
-    found = {name: cost for name, cost in row["overhead"].items() if name != OURS and isinstance(cost, float)}
+    others = {name: cost for name, cost in row["overhead"].items() if name not in (OURS, "portfolio")}
+    found = {name: cost for name, cost in others.items() if isinstance(cost, float)}
     name = min(found, key=lambda each: found[each], default=None)
     return None if name is None else (name, found[name])
 

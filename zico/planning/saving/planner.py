@@ -148,21 +148,14 @@ def _keep(of: Given, best: Best, mix: Mix) -> None:
 
 
 @compiled
-def _mix(of: Given, order: Int64s, ids: Int64s, made: Made, work: Int64s) -> Mix:
-    """Return an order without moves, which takes no time of its own where it keeps the limit."""
-    none, times = np.empty(0, np.int64), ideal(made)
-    took_ns = float(made.period) if made.load.max() <= of.numbers[LIMIT] else np.inf
-    work[DONE] += len(order)
-    moves = Moves(none, none, none, LATE)
-    return Mix(ids, order, made, np.zeros(len(made.gap), np.bool_), moves, times, took_ns, 0)
-
-
-@compiled
 def _alone(of: Given, line: Line, work: Int64s) -> Mix:
-    """Return the order of a line, without moves."""
+    """Return the order of a line without moves, which takes no time of its own where it keeps the limit."""
     order = line.step[line.runs]
-    work[DONE] += 100 * len(order)
-    return _mix(of, order, np.flatnonzero(line.runs), iteration_of(of, order), work)
+    made, none = iteration_of(of, order), np.empty(0, np.int64)
+    took_ns = float(made.period) if made.load.max() <= of.numbers[LIMIT] else np.inf
+    work[DONE] += 101 * len(order)
+    moves, uses = Moves(none, none, none, LATE), np.zeros(len(made.gap), np.bool_)
+    return Mix(np.flatnonzero(line.runs), order, made, uses, moves, ideal(made), took_ns, 0)
 
 
 @compiled
