@@ -12,13 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zico.base.compiled import interpreted
 from zico.base.units import MIB
 from zico.lab.saving.graphs import graph_of
 from zico.lab.saving.judge import judge
 from zico.planning.packing.problem import NoPlan, Reason
-from zico.planning.saving import clock
+from zico.planning.saving import clock, moving
 from zico.planning.saving.planner import WORK, Planner, searched
 from zico.planning.saving.problem import PERSISTENT, READ, WRITE, Link, SwapProblem
+from zico.planning.saving.recomputation import Graph
+from zico.swap.swapper import MOST_EVENTS
 
 SOME_WORK = WORK // 100
 DEADLINE_S = 60.0
@@ -134,6 +137,18 @@ def test_it_says_why_there_is_no_plan() -> None:
     assert isinstance(answer, NoPlan)
     assert answer.reason is Reason.INFEASIBLE
     assert f"an operation needs {iteration.least_bytes} bytes at once" in answer.detail
+
+
+def test_an_iteration_longer_than_a_job_observes_is_refused() -> None:
+    """Links carry what is asked first even in the longest order, and a longer iteration gets no plan."""
+    ops, none = np.array([6 * MOST_EVENTS - 1, 3, MOST_EVENTS + 1]), np.zeros(3, np.int64)
+    rows = interpreted(moving._transfers)(np.arange(3), ops, none, none, 6 * MOST_EVENTS)
+    assert rows[:, 1].tolist() == sorted(ops.tolist())
+    iteration = made([1] * (MOST_EVENTS + 1), [(1000, 0, 9, {0: WRITE, 9: READ})] * 2, (Link(), Link()))
+    limited = dataclasses.replace(iteration, limit_bytes=1000)
+    answer = Planner().plan(limited, Graph((1,), (1000,), ((),), 0))
+    assert isinstance(answer, NoPlan)
+    assert f"an iteration of {MOST_EVENTS + 1} operations is too long" in answer.detail
 
 
 def test_who_plans_finds_no_time_left_once_that_is_over() -> None:
