@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cpu.support.members import make_pool
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zico.broker.views import ProfileCache, pool_view
@@ -122,7 +122,14 @@ def filled(pool: PoolTable, drawn: list[Drawn], budget: int, *, crowded: bool, n
     pool.header["crowded"], pool.header["grouped"] = crowded, any(job.group for job in drawn)
 
 
+GOING = Drawn(JobState.RUNNING, (0,), held=0, progress=0, persistent=0, group=1)
+NEXT = Drawn(JobState.BOUNDARY, (0,), held=0, progress=0, persistent=1)
+UNEVEN = [GOING, NEXT, dataclasses.replace(NEXT, group=1, uneven=3)]
+"""A rank that waits for no other stands at its boundary; what it claims is nothing to others until it begins."""
+
+
 @given(drawn=st.lists(drawn_jobs(), min_size=1, max_size=5), spare=st.integers(-2, 10), crowded=st.booleans())
+@example(drawn=UNEVEN, spare=0, crowded=False)
 @settings(max_examples=300, deadline=None)
 def test_a_policy_starts_exactly_whom_the_pool_lets_in(drawn: list[Drawn], spare: int, crowded: bool) -> None:  # noqa: FBT001
     """Invariant 3: for every job and group at its boundary the policy's banker says what the pool's says."""

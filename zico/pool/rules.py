@@ -74,6 +74,10 @@ class Debt(Record):
     """1: it is inside an iteration whose claim is known."""
     given_up: I8 = 0
     """1: nobody is to wait for its iteration, whatever the rest of this says."""
+    inside_claim: I8 = 0
+    """Of a group at its boundary that must finish: the most that it may come to hold while no other rank begins."""
+    inside_kept: I8 = 0
+    """What the others cannot have when its ranks that are inside have ended, and no other has begun."""
 
 
 class Claimant(Protocol):

@@ -78,7 +78,7 @@ def _put_debts(pool: Member, requester: int, now_ns: int) -> int:
 def _show_next(pool: Member, starter: int, now_ns: int, one: Shown) -> None:
     """Show what a job at its boundary comes to owe if it begins its next iteration now."""
     place = _put_debts(pool, starter, now_ns)
-    one.at_boundary = 1
+    one.at_boundary, one.inside_claim, one.inside_kept = 1, one.claim, one.kept
     one.yielded = pool.scratch[0][place] - one.held
     one.claim, one.kept = pool.scratch[1][place], pool.scratch[2][place]
 

@@ -225,8 +225,10 @@ def banker_of(snapshot: Snapshot) -> tuple[Array, Array, Array]:
 
 @inlined
 def put_debt(job: SnapshotJob, sums: Array, flags: Array, index: int) -> None:
-    """Put what a job has and owes into the banker's rows."""
-    sums[0, index], sums[1, index], sums[2, index] = job.held, job.claim, job.kept
+    """Put what a job has and owes into the banker's rows, as long as it begins no iteration."""
+    stays = job.phase == _BOUNDARY and job.must_finish == 1  # a group of which some ranks are inside
+    sums[0, index] = job.held
+    sums[1, index], sums[2, index] = (job.inside_claim, job.inside_kept) if stays else (job.claim, job.kept)
     flags[0, index], flags[1, index] = job.must_finish, job.given_up
 
 
@@ -234,17 +236,19 @@ def put_debt(job: SnapshotJob, sums: Array, flags: Array, index: int) -> None:
 def lacks(snapshot: Snapshot, banker: tuple[Array, Array, Array], index: int) -> int:
     """Return the regions that a job at its boundary lacks for its next iteration, with what it yields until then."""
     _free, sums, _flags = banker
-    return max(sums[1, index], sums[2, index], sums[0, index] + job_at(snapshot, index).yielded) - sums[0, index]
+    job = job_at(snapshot, index)
+    return max(job.claim, job.kept, sums[0, index] + job.yielded) - sums[0, index]
 
 
 @compiled
 def count_in(snapshot: Snapshot, banker: tuple[Array, Array, Array], index: int) -> None:
     """Let the banker's rule take a job for one that has begun its next iteration: it yields nothing more."""
     free, sums, flags = banker
-    yielded = job_at(snapshot, index).yielded
-    free[0] -= yielded
-    sums[0, index] += yielded
-    flags[0, index] |= job_at(snapshot, index).profile_address != 0
+    job = job_at(snapshot, index)
+    free[0] -= job.yielded
+    sums[0, index] += job.yielded
+    sums[1, index], sums[2, index] = job.claim, job.kept
+    flags[0, index] |= job.profile_address != 0
 
 
 @compiled
@@ -262,7 +266,7 @@ def may_start(snapshot: Snapshot, banker: tuple[Array, Array, Array], index: int
     if may:
         must_finish[index] = counted
     else:
-        yielded = job_at(snapshot, index).yielded
-        free[0] += yielded
-        sums[0, index] -= yielded
+        job = job_at(snapshot, index)
+        free[0] += job.yielded
+        put_debt(job, sums, flags, index)
     return may
