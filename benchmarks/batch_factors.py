@@ -23,10 +23,10 @@ from zico.base.units import GIB
 from zico.lab.saving.files import swap_iteration
 from zico.lab.saving.graphs import graph_of
 from zico.lab.saving.judge import judge
+from zico.lab.simulator.roofline import device_model
 from zico.planning.packing.problem import NoPlan
 from zico.planning.saving.problem import Link
 from zico.planning.saving.registry import save_planner
-from zico.trace.roofline import device_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,17 +31,17 @@ from zico.heap.cuda import on_stream
 from zico.heap.cuda.timeline import ALONE_BYTES, BESIDE_BYTES, Timeline
 from zico.heap.layout import HEAP
 from zico.heap.plan_thread import Planning
+from zico.lab.simulator.roofline import device_model
 from zico.planning.packing.from_trace import iteration_problem
 from zico.pool.table import PoolTable
-from zico.trace.roofline import device_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
+    from zico.lab.simulator.roofline import DeviceModel
     from zico.planning.packing.problem import Problem
-    from zico.trace.roofline import DeviceModel
 
 QUESTION = "How many marks does a job put on its GPU's stream, and what share of an iteration would that take?"
 REGION_BYTES = 64 * MIB

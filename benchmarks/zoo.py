@@ -25,10 +25,10 @@ from torch.profiler import ProfilerActivity, _ExperimentalConfig
 
 from zico.base.paths import cache_root
 from zico.base.units import GIB, KIB
+from zico.lab.simulator.roofline import device_model
 from zico.planning.packing.from_trace import iteration_problem
 from zico.trace.events import Kind
 from zico.trace.files import read_trace, write_trace
-from zico.trace.roofline import device_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -43,7 +43,12 @@ HOST = "cpu-2core"
 LARGE_BYTES = 64 * KIB
 _MARK = "second step"
 _KERNELS = ("aten::convolution", "aten::convolution_backward")
-_TRACED_BY = ("benchmarks/models/*.py", "adapters/torch_fake*.py", "zico/trace/events.py", "zico/trace/roofline.py")
+_TRACED_BY = (
+    "benchmarks/models/*.py",
+    "lab/frameworks/torch_fake.py",
+    "zico/trace/events.py",
+    "lab/simulator/roofline.py",
+)
 
 
 @dataclasses.dataclass(frozen=True)

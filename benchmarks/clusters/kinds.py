@@ -15,10 +15,10 @@ import numpy as np
 from paper.published import REGION_BYTES
 from paper.work import KERNEL_NS, step_of
 
+from zico.lab.simulator.roofline import device_model
 from zico.planning.packing.from_trace import iteration_problem
 from zico.planning.packing.judge import live_bytes
 from zico.scheduler.curves import profile_of
-from zico.trace.roofline import device_model
 
 if TYPE_CHECKING:
     from zico.scheduler.state import Profile

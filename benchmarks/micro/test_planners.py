@@ -21,10 +21,10 @@ import zoo
 from zico.lab.packing.caching import reserved_by_caching
 from zico.lab.packing.compare import PLANNERS
 from zico.lab.packing.files import read_csv
+from zico.lab.simulator.roofline import device_model
 from zico.planning.packing.from_trace import iteration_problem
 from zico.planning.packing.judge import judge
 from zico.planning.packing.problem import Plan, Problem
-from zico.trace.roofline import device_model
 
 if TYPE_CHECKING:
     from micro.conftest import Measure

@@ -10,7 +10,7 @@ from paper.published import IDENTICAL
 from paper.runs import ROUNDS, Setting, measure, unlimited
 from paper.text import gain, number, percent
 
-from zico.trace.roofline import device_model
+from zico.lab.simulator.roofline import device_model
 
 if TYPE_CHECKING:
     from paper.loads import Job

@@ -19,11 +19,11 @@ import numpy as np
 from paper.published import IDENTICAL, REGION_BYTES
 from paper.work import work_of
 
+from zico.lab.simulator.roofline import device_model
 from zico.planning.packing.from_trace import iteration_problem
 from zico.planning.packing.judge import live_bytes
 from zico.scheduler.curves import profile_of
 from zico.scheduler.simulate import Load
-from zico.trace.roofline import device_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

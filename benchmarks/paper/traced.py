@@ -13,8 +13,8 @@ import common
 import numpy as np
 
 from zico.base.paths import cache_root
+from zico.lab.simulator.roofline import DEVICES, DeviceModel
 from zico.trace.events import EVENT
-from zico.trace.roofline import DEVICES, DeviceModel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 MODELS = common.ROOT / "benchmarks" / "models"
 _TRACED_BY = (
-    *("benchmarks/models/*.py", "benchmarks/paper/traced.py", "adapters/torch_fake*.py"),
-    *("zico/trace/events.py", "zico/trace/roofline.py"),
+    *("benchmarks/models/*.py", "benchmarks/paper/traced.py", "lab/frameworks/torch_fake.py"),
+    *("zico/trace/events.py", "lab/simulator/roofline.py"),
 )
 _ITERATIONS = 2
 

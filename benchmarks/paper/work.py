@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from paper.traced import traced
 
+from zico.lab.simulator.roofline import device_model
 from zico.trace.events import Kind, Origin, Trace
-from zico.trace.roofline import device_model
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

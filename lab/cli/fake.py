@@ -33,17 +33,17 @@ import numpy as np
 
 from zico.base.errors import ConfigError, TraceError
 from zico.base.units import format_bytes
+from zico.lab.simulator.roofline import device_model
 from zico.planning.packing.from_trace import iteration_problem
 from zico.trace.events import Kind
 from zico.trace.files import write_trace
-from zico.trace.roofline import device_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
+    from zico.lab.simulator.roofline import DeviceModel
     from zico.trace.events import Trace
-    from zico.trace.roofline import DeviceModel
 
 _MODULE = "zico_traced_script"
 

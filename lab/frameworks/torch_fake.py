@@ -4,7 +4,7 @@ Theory of operation
     The step runs on fake tensors (``FakeTensorMode``): shapes, types and storages, no data. Above
     them a dispatch mode sees every operation that would reach the device. A storage seen for the
     first time is an allocation, the death of its last reference a free: views, saved tensors and
-    reference counts are PyTorch's own. A roofline of the device model (``zico.trace.roofline``)
+    reference counts are PyTorch's own. A roofline of the device model (``zico.lab.simulator.roofline``)
     gives each operation its time on one stream.
 
     Fake tensors are CPU tensors here, since autograd on fake CUDA tensors aborts in builds without
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from zico.trace.roofline import DeviceModel
+    from zico.lab.simulator.roofline import DeviceModel
 
 
 # --------------------------------------------------------------------------------------------------

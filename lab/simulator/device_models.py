@@ -10,9 +10,9 @@ import dataclasses
 
 from zico.base.errors import ConfigError
 from zico.base.units import KIB
+from zico.lab.simulator.roofline import DEVICES
 from zico.scheduler.device_model import DeviceModel
 from zico.scheduler.parameters import Parameter, Unit, split, values
-from zico.trace.roofline import DEVICES
 
 MOST_JOBS = 64
 """A table of slowdowns has a row for so many jobs that work together; more are slowed as these are."""

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from zico.cli import main
 from zico.lab.frameworks.torch_fake import fake_trace
+from zico.lab.simulator.roofline import device_model
 from zico.trace.events import Kind
 from zico.trace.files import read_trace
-from zico.trace.roofline import device_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

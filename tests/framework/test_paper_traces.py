@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from zico.lab.simulator.roofline import device_model
 from zico.trace.events import Kind
-from zico.trace.roofline import device_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from zico.base.units import GIB
-from zico.trace.roofline import device_model
+from zico.lab.simulator.roofline import device_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zico.base.errors import ConfigError
-from zico.trace.roofline import DEVICES, device_model
+from zico.lab.simulator.roofline import DEVICES, device_model
 
 AMOUNTS = st.integers(0, 10**18)
 
