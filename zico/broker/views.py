@@ -142,17 +142,6 @@ def count_of(value: Any, unit: int = 1) -> int:  # noqa: ANN401 - a numpy intege
 # -- groups: ranks that begin together are one job to a policy --------------------------------------
 
 
-def firsts_of(jobs: Record) -> dict[int, tuple[int, ...]]:
-    """Return the places in use by groups: each group under its first rank, and other jobs under themselves."""
-    places = np.flatnonzero(jobs["state"] != JobState.EMPTY)
-    groups = np.where(jobs["state"][places] == JobState.LEAVING, 0, jobs["group"][places]).tolist()
-    firsts: dict[int, int] = {}
-    ranks: dict[int, list[int]] = {}
-    for place, group in zip(places.tolist(), groups, strict=True):
-        ranks.setdefault(firsts.setdefault(group, place) if group else place, []).append(place)
-    return {first: tuple(those) for first, those in ranks.items()}
-
-
 def group_view(views: Sequence[JobView], debt: Any, profiles: ProfileCache, budget: int) -> JobView:  # noqa: ANN401 - a numpy record
     """Return a group as one job, by the views of its ranks and the SHOWN record at the place of the first.
 
@@ -201,8 +190,11 @@ def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache)
     """
     budget = int(header["budget_regions"])
     shown, growing = shown_of(header, jobs, now_ns)
+    ranks_of: dict[int, list[int]] = {}
+    for place in np.flatnonzero(jobs["state"] != JobState.EMPTY).tolist():
+        ranks_of.setdefault(int(shown[place]["first"]), []).append(place)
     views, left_out = [], 0
-    for first, ranks in firsts_of(jobs).items():
+    for first, ranks in ranks_of.items():
         own = [job_view(job, jobs[job], shown[job], profiles) for job in ranks]
         view = own[0] if len(own) == 1 else group_view(own, shown[first], profiles, budget)
         if view.phase == JobState.BOUNDARY and any(shown[rank]["stays"] for rank in ranks):
