@@ -275,8 +275,8 @@ def test_what_an_outcome_says() -> None:
     assert outcome.left_ns == (1_000 * MS, 0)
     assert outcome.present_ns == (1_000 * MS, 1_500 * MS)
     assert outcome.iterations_per_s == (10.0, 10.0)
-    assert outcome.waited_s == (0.0, 0.0)
-    assert outcome.deadlocks == 0
+    assert outcome.waited_ns == (0, 0)
+    assert outcome.stalls == 0
 
 
 def test_decisions_are_timed_on_snapshots_that_were_seen() -> None:

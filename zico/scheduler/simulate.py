@@ -165,6 +165,7 @@ class Outcome:
     """What the policy said most often when it made the job wait after the warm-up; empty if it never did."""
     peak_granted: int
     stalls: int
+    """How often nobody could have gone on within the budget."""
     decisions: int
     longest_wait_ns: int
     iterations_per_s: tuple[float, ...] = ()
@@ -182,16 +183,6 @@ class Outcome:
     def mean(self) -> float:
         """Return the mean over the jobs."""
         return sum(self.normalised) / len(self.normalised)
-
-    @property
-    def waited_s(self) -> tuple[float, ...]:
-        """Return how long each waited, in seconds."""
-        return tuple(waited_ns / 1e9 for waited_ns in self.waited_ns)
-
-    @property
-    def deadlocks(self) -> int:
-        """Return how often nobody could have gone on within the budget."""
-        return self.stalls
 
 
 class Simulation:
