@@ -126,7 +126,7 @@ def _paced_run(
         told=("--region", f"{pair['region_bytes']}B"),
         environment=told,
     )
-    return {"rates": run.rates(options.warm_up), "losses_equal": True, "report": run.report}
+    return {"rates": run.rates(options.warm_up), "losses_equal": None, "report": run.report}
 
 
 def _round(pair: str, share: int, save: str, runs: dict[str, Any]) -> dict[str, Any]:
@@ -154,11 +154,10 @@ def text_of(result: dict[str, Any]) -> str:
             )
             for name in TREES
         ]
-        same = all(run["losses_equal"] for one in done for run in one["runs"].values())
+        equal = {run["losses_equal"] for one in done for run in one["runs"].values()}
+        losses = "DIFFER" if False in equal else "same" if True in equal else "none"
         spread = f"{ratio['median']:.3f} ({ratio['min']:.3f}-{ratio['max']:.3f})"
-        rows.append(
-            (pair, save, f"{share} %", *rates, spread, f"{len(done)} of {len(of)}", "same" if same else "DIFFER")
-        )
+        rows.append((pair, save, f"{share} %", *rates, spread, f"{len(done)} of {len(of)}", losses))
     header = ("pair", "save", "budget", "old, it/s", "new, it/s", "new over old (min-max)", "rounds", "losses")
     return common.table(header, rows)
 
