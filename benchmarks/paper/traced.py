@@ -30,7 +30,7 @@ _ITERATIONS = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class _Noting(DeviceModel):
+class _Noting(DeviceModel):  # type: ignore[misc] # mypy does not follow zico.lab
     """A device that notes what each operation computes and moves: operations, bytes, bytes of a number, TF32 or not."""
 
     work: list[tuple[float, float, int, bool]] = dataclasses.field(default_factory=list)

@@ -124,11 +124,11 @@ def test_a_killed_recorder_leaves_what_it_wrote(tmp_path: Path) -> None:
     """After a kill only the partial is there; strictly it is refused, leniently every event of it is read."""
     code = (
         "import os, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from trace_cases import train; from zico.trace.files import TraceWriter\n"
+        "from cpu.support.trace_cases import train; from zico.trace.files import TraceWriter\n"
         "trace = train(5); writer = TraceWriter(sys.argv[2], trace.origin)\n"
         "writer.names(trace.names); writer.write(trace.events); os.kill(os.getpid(), 9)"
     )
-    command = [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path / "t.zst")]
+    command = [sys.executable, "-c", code, str(Path(__file__).parents[1]), str(tmp_path / "t.zst")]
     assert subprocess.run(command, timeout=60, check=False).returncode == -9
     (partial,) = tmp_path.iterdir()
     assert partial.name == f"t.zst{PARTIAL_SUFFIX}"
