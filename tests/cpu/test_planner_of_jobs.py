@@ -126,6 +126,17 @@ def test_slow_links_let_it_drop_and_fast_ones_let_it_move() -> None:
     assert len(answers[1].swaps) > 0 == len(answers[1].order)
 
 
+@pytest.mark.parametrize("speed", [1e9, 1e10])
+def test_work_that_is_used_up_leaves_the_first_plan_as_it_is(speed: float) -> None:
+    """Links that carry all in time cost nothing, also where an iteration is so long that nothing is searched for."""
+    problem = training(20, speed=speed)
+    limited = dataclasses.replace(problem, limit_bytes=problem.peak_bytes // 2)
+    graph = graph_of(limited)
+    plan = Planner(1).plan(limited, graph, DEADLINE_S)
+    assert not isinstance(plan, NoPlan)
+    assert judge(limited, graph, plan)[0].duration_ns <= 1.01 * problem.period_ns
+
+
 def test_it_says_why_there_is_no_plan() -> None:
     """Less than an operation needs at once is refused with what that is; without a limit nothing happens."""
     iteration = training()

@@ -175,7 +175,7 @@ def _moved(of: Given, mix: Mix, by: int, ways: int, passes: int, work: Int64s) -
     """Return the same order with moves of what it holds beyond the limit; of more, where that comes to a deadlock."""
     limit, uses, share = of.numbers[LIMIT], np.zeros(len(mix.made.gap), np.bool_), 0
     found = mix
-    while found.took_ns == np.inf and share < _MOST_LOWER and work[DONE] < work[MOST]:
+    while found.took_ns == np.inf and share < _MOST_LOWER:
         times = ideal(mix.made)
         if not chosen(of, mix.made, times, by, limit - share * limit // 128, uses, work):
             break
