@@ -82,7 +82,8 @@ def measure(pair: Pair, trees: Trees, options: Namespace) -> list[dict[str, Any]
 def paced(trees: Trees, options: Namespace) -> list[dict[str, Any]]:
     """Return the raw figures of pairs whose jobs only wait, both trees at the same time."""
     rounds = []
-    for number, pair in itertools.product(range(options.repeat), _committed(options)):
+    named = [pair for name, pair in _committed().items() if not options.pair or name in options.pair]
+    for number, pair in itertools.product(range(options.repeat), named[:1] if options.smoke else named):
         with tempfile.TemporaryDirectory(prefix="zico-bench-") as directory:
             jobs = [_copy(job, pair["region_bytes"], Path(directory)) for job in pair["jobs"]]
             for share in options.share:
@@ -93,10 +94,10 @@ def paced(trees: Trees, options: Namespace) -> list[dict[str, Any]]:
     return rounds
 
 
-def _committed(options: Namespace) -> list[dict[str, Any]]:
+def _committed() -> dict[str, dict[str, Any]]:
+    """Return the pairs whose jobs' curves are committed, each with its name."""
     pairs = json.loads((common.RESULTS / f"{NAMES['paced']}.json").read_text())["pairs"]
-    named = [{"name": name, **pair} for name, pair in pairs.items() if not options.pair or name in options.pair]
-    return named[:1] if options.smoke else named
+    return {name: {"name": name, **pair} for name, pair in pairs.items()}
 
 
 def _copy(job: dict[str, Any], region_bytes: int, directory: Path) -> Job:
@@ -170,14 +171,17 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3, help="rounds of each budget")
     parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job left out")
     parser.add_argument("--share", type=int, action="append", help="budget in percent (default: 70 and 80)")
-    parser.add_argument("--save", action="append", choices=("none", "auto"), help="default: none")
-    parser.add_argument("--pair", action="append", help="one of the pairs (default: all)")
+    parser.add_argument("--save", action="append", choices=("none", "auto"), help="of trained jobs (default: none)")
+    parser.add_argument("--pair", action="append", help="a pair's name (default: all)")
     parser.add_argument("--name", default="compare_pairs", help="of the files of results")
-    parser.add_argument("--form", choices=tuple(NAMES), default="trained")
+    parser.add_argument("--form", choices=tuple(NAMES), default="trained", help="trained jobs, or such as only wait")
     options = parser.parse_args()
     options.share, options.save = options.share or list(SHARES), options.save or ["none"]
     if options.smoke:
         options.seconds, options.repeat, options.warm_up, options.share = 4.0, 1, 1, [70]
+    known = [pair.name for pair in pairs(smoke=options.smoke)] if options.form == "trained" else list(_committed())
+    if unknown := set(options.pair or known) - set(known):
+        parser.error(f"--pair: there is no {'; '.join(sorted(unknown))}. There are: {'; '.join(known)}")
     settings = {name: getattr(options, name) for name in ("old", "form", "seconds", "repeat", "warm_up")}
     result = common.document(options.name, QUESTION, settings)
     result["rounds"] = []
