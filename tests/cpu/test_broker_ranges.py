@@ -31,7 +31,7 @@ from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.server import Server
 from zico.broker.transport import Listener
 from zico.job import session
-from zico.pool.layout import HEADER, JOB, MAX_JOBS, JobState
+from zico.pool.layout import HEADER, JOB, MAX_JOBS, PLANNER_NOTE_BYTES, JobState
 from zico.scheduler.policies import policy_named
 
 if TYPE_CHECKING:
@@ -155,6 +155,11 @@ def test_what_msgpack_cannot_hold_is_our_own_fault_too(value: int | str) -> None
     """Numbers of more than 64 bits and broken text are refused before they are sent, by the one error."""
     with pytest.raises(LocalProtocolError, match="Hello cannot be sent"):
         encode_frame(hello(name=value) if isinstance(value, str) else hello(pid=value))
+
+
+def test_a_message_carries_any_planners_note_of_a_record() -> None:
+    """Both have the same room, so a longest note that a job writes ends no answer of the broker."""
+    assert m.MAX_PLANNER_NOTE_CHARS == PLANNER_NOTE_BYTES
 
 
 def test_text_that_is_told_can_be_carried_whatever_it_was() -> None:
