@@ -32,6 +32,7 @@ from zico.lab.saving.combined import (
 )
 from zico.lab.saving.rewriting import order_of, rewritten
 from zico.planning.packing.problem import NoPlan, Reason
+from zico.planning.saving import pruning
 from zico.planning.saving.clock import now_s
 from zico.planning.saving.mixed import SavePlan, straight
 from zico.planning.saving.problem import no_swaps
@@ -309,9 +310,10 @@ _AT_ONCE = 256
 
 
 class Flat(NamedTuple):
-    """A graph as arrays: operation ``i`` has the entries from ``begin[i]`` to ``begin[i + 1]``."""
+    """A graph as arrays, named as in ``iteration.Given``: operation ``i`` has ``begin[i]`` to ``begin[i + 1]``."""
 
-    size: Int64s
+    bytes: Int64s
+    """The bytes of each result."""
     rest: Int64s
     until: Int64s
     maker: Int64s
@@ -351,40 +353,8 @@ _MOST_RUNS = 8
 def peak_of(of: Flat, dropped: Bools) -> int:
     """Return the most bytes that are held in the order of ``order_of``; below 0: there is none."""
     order = np.empty(_MOST_RUNS * len(of.rest), np.int64)
-    n = _order_of(of, dropped, order)
+    n = pruning.order_of(of, dropped, order)  # type: ignore[arg-type] # it reads the fields that both have
     return -1 if n < 0 else int(_peak(of, order[:n], np.ones(n, np.bool_)))
-
-
-@compiled
-def _order_of(of: Flat, dropped: Bools, order: Int64s) -> int:
-    """Write the order of ``order_of``; returns its length, below 0 if there is none."""
-    held = np.zeros(len(of.size), np.bool_)
-    ahead = np.empty(len(of.rest) + 1, np.int64)
-    n = 0
-    for op in range(len(of.rest)):
-        ahead[0], depth = op, 1
-        while depth > 0:
-            top = ahead[depth - 1]
-            lacking = -1
-            for i in range(of.inputs_begin[top], of.inputs_begin[top + 1]):
-                if not held[of.inputs[i]]:
-                    lacking = of.maker[of.inputs[i]]
-                    break
-            if lacking >= 0:
-                ahead[depth] = lacking
-                depth += 1
-                continue
-            depth -= 1
-            if n == len(order) or (top != op and op > of.until[top]):
-                return -1
-            order[n] = top
-            n += 1
-            for i in range(of.results_begin[top], of.results_begin[top + 1]):
-                held[of.results[i]] = True
-        for i in range(of.leaves_begin[op], of.leaves_begin[op + 1]):
-            if dropped[of.leaves[i]]:
-                held[of.leaves[i]] = False
-    return n
 
 
 @compiled
@@ -416,7 +386,7 @@ def _peak(of: Flat, order: Int64s, runs: Bools) -> int:
         ahead[step] = n
         if runs[step] and order[step] == n:
             n += 1
-    needed = np.zeros(len(of.size), np.bool_)
+    needed = np.zeros(len(of.bytes), np.bool_)
     held = peak = 0
     for step in range(len(order) - 1, -1, -1):
         if not runs[step]:
@@ -425,14 +395,14 @@ def _peak(of: Flat, order: Int64s, runs: Bools) -> int:
         made = 0
         for i in range(of.results_begin[op], of.results_begin[op + 1]):
             result = of.results[i]
-            made += of.size[result]
+            made += of.bytes[result]
             if needed[result]:
                 needed[result] = False
-                held -= of.size[result]
+                held -= of.bytes[result]
         for i in range(of.inputs_begin[op], of.inputs_begin[op + 1]):
             result = of.inputs[i]
             if not needed[result]:
                 needed[result] = True
-                held += of.size[result]
+                held += of.bytes[result]
         peak = max(peak, held + made + of.rest[ahead[step]])
     return peak
