@@ -7,6 +7,9 @@ drifts. The jobs' scripts are this checkout's in both.
 With ``--form paced`` jobs hold what trained ones held (``results/agreement-paced.json``) and wait
 where those computed (``paced_job.py``). The machine's speed has no part in these, so both commits
 run at the same time, each with jobs and a pool of its own.
+
+With ``--slo`` each pair's first job is promised its speed alone but for that many percent, as by
+``zico run --slo``.
 """
 
 from __future__ import annotations
@@ -68,13 +71,14 @@ def measure(pair: Pair, trees: Trees, options: Namespace) -> list[dict[str, Any]
     """Return the raw figures of each round of each configuration, runs of the trees by turns."""
     common.note(f"{pair.name}: each job alone")
     runner = colocation.Runner(pair, options.seconds, options.warm_up)
+    promise = ("--slo", f"{pair.jobs[0].name}={options.slo}") if options.slo else ()
     rounds = []
     for number in range(options.repeat):
         for save, share in itertools.product(options.save, options.share):
             runs = {}
             for name in TREES if number % 2 == 0 else TREES[::-1]:
                 runner.environment = trees[name]
-                runs[name] = runner.attempt(Configuration("zico", share, save=save))
+                runs[name] = runner.attempt(Configuration("zico", share, save=save), promise)
             rounds.append(_round(pair.name, share, save, runs))
     return rounds
 
@@ -145,7 +149,7 @@ def text_of(result: dict[str, Any]) -> str:
         of = [one for one in result["rounds"] if (one["pair"], one["save"], one["share"]) == (pair, save, share)]
         done = [one for one in of if one["ratio"] is not None]
         if not done:
-            rows.append((pair, save, f"{share} %", "-", "-", "-", f"0 of {len(of)}", "-"))
+            rows.append((pair, save, f"{share} %", "-", "-", "-", "-", f"0 of {len(of)}", "-"))
             continue
         ratio = common.spread(one["ratio"] for one in done)
         rates = [
@@ -157,9 +161,11 @@ def text_of(result: dict[str, Any]) -> str:
         ]
         equal = {run["losses_equal"] for one in done for run in one["runs"].values()}
         losses = "DIFFER" if False in equal else "same" if True in equal else "none"
-        spread = f"{ratio['median']:.3f} ({ratio['min']:.3f}-{ratio['max']:.3f})"
-        rows.append((pair, save, f"{share} %", *rates, spread, f"{len(done)} of {len(of)}", losses))
-    header = ("pair", "save", "budget", "old, it/s", "new, it/s", "new over old (min-max)", "rounds", "losses")
+        first = common.spread(one["runs"]["new"]["rates"][0] / one["runs"]["old"]["rates"][0] for one in done)
+        spreads = [f"{each['median']:.3f} ({each['min']:.3f}-{each['max']:.3f})" for each in (ratio, first)]
+        rows.append((pair, save, f"{share} %", *rates, *spreads, f"{len(done)} of {len(of)}", losses))
+    over = ("new over old (min-max)", "first job's")
+    header = ("pair", "save", "budget", "old, it/s", "new, it/s", *over, "rounds", "losses")
     return common.table(header, rows)
 
 
@@ -172,6 +178,7 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job left out")
     parser.add_argument("--share", type=int, action="append", help="budget in percent (default: 70 and 80)")
     parser.add_argument("--save", action="append", choices=("none", "auto"), help="of trained jobs (default: none)")
+    parser.add_argument("--slo", help="what a trained pair's first job is promised, such as 25%%")
     parser.add_argument("--pair", action="append", help="a pair's name (default: all)")
     parser.add_argument("--name", default="compare_pairs", help="of the files of results")
     parser.add_argument("--form", choices=tuple(NAMES), default="trained", help="trained jobs, or such as only wait")
@@ -182,7 +189,7 @@ def main() -> int:
     known = [pair.name for pair in pairs(smoke=options.smoke)] if options.form == "trained" else list(_committed())
     if unknown := set(options.pair or known) - set(known):
         parser.error(f"--pair: there is no {'; '.join(sorted(unknown))}. There are: {'; '.join(known)}")
-    settings = {name: getattr(options, name) for name in ("old", "form", "seconds", "repeat", "warm_up")}
+    settings = {name: getattr(options, name) for name in ("old", "form", "slo", "seconds", "repeat", "warm_up")}
     result = common.document(options.name, QUESTION, settings)
     result["rounds"] = []
     directory = common.output_directory(options)
