@@ -177,7 +177,7 @@ bench-compare-pairs: setup ## Train pairs of jobs by OLD=COMMIT and by this chec
 	$(BIN)/python benchmarks/compare_pairs.py $(OLD)
 
 # The longer benchmarks, and all of them: `make bench-all`.
-LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
+LONG := planners plan-time zoo regions following pairs pairs-saving idle agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
 	paging paging-rivals page-host page-host-rivals saving held marks greedy cluster
 
 bench-all: bench $(LONG:%=bench-%) evaluation ## Run every benchmark that needs no GPU (about eight hours)
@@ -203,6 +203,9 @@ bench-pairs: setup ## Train pairs under every policy and budget (110 minutes)
 bench-pairs-saving: setup ## Train pairs that save memory in half of the sum of their peaks (60 minutes)
 	$(BIN)/python benchmarks/auto_turns.py
 	$(BIN)/python benchmarks/colocation.py --name colocation-saving --share 50 --policy zico --policy serial --save auto --save swap --save page --repeat 1 --seconds 75 --warm-up 5
+
+bench-idle: setup ## Train jobs that leave the device idle together, and one after the other (45 minutes)
+	$(BIN)/python benchmarks/idle_jobs.py
 
 bench-agreement: setup ## Compare the simulator with real runs, trained and paced (85 minutes)
 	$(BIN)/python benchmarks/agreement.py
@@ -266,7 +269,7 @@ bench-greedy: setup ## Compare policies with the best greedy one on random jobs 
 bench-cluster: setup ## Simulate clusters that share memory (ten minutes; TRACE=openb_pod_list_default.csv of alibaba/clusterdata)
 	$(BIN)/python benchmarks/cluster.py $(if $(TRACE),--trace $(TRACE))
 
-SMOKE := torch_calls zoo regions following colocation auto_turns agreement budget_change tiers gist swap swap_host paging page_host \
+SMOKE := torch_calls zoo regions following colocation idle_jobs auto_turns agreement budget_change tiers gist swap swap_host paging page_host \
 	saving save_planners save_nets job_planner rounding batch_factors marks evaluation cluster
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run

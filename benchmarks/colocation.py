@@ -15,7 +15,8 @@ job holds more of these than of its budget's.
 
 One after the other: the jobs' work of one second together with no budget is done by each job alone
 with all cores, one after the other; the time that takes is the sum over the jobs of (rate together
-/ rate alone), and its reciprocal is the throughput. Start-up is left out, which favours it.
+/ rate alone), and its reciprocal is the throughput. Start-up is left out, which favours it. The same
+sum over the rates of any other run says how many times as fast as one after the other that run is.
 """
 
 from __future__ import annotations
@@ -47,13 +48,17 @@ OTHER_SHARES = (60, 80, 100)
 PLANLESS_SHARES = (60, 70, 80)
 """Where ``zico`` is measured without plans too."""
 NO_BUDGET = "none"
+ALONE_WARM_UP = 2
+"""Iterations left out of a job alone without Zico, which learns nothing."""
+UNTIL_PEAK = ("--iterations", "8", "--seconds", "20")
+"""A job's peak is that of so many iterations, or of those that end in so many seconds."""
 LEAST_CUDA_REGION = 2 * MIB
 """What CUDA maps at once."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
-    """Two jobs that train together."""
+class Group:
+    """Jobs that train together."""
 
     name: str
     jobs: tuple[Job, ...]
@@ -62,7 +67,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """One way to run a pair."""
+    """One way to run a group."""
 
     policy: str
     """A policy, ``PLAIN`` or ``ONE_BY_ONE``."""
@@ -86,12 +91,12 @@ class Configuration:
 BASE = Configuration("zico")
 
 
-def pairs(*, smoke: bool) -> tuple[Pair, ...]:
+def pairs(*, smoke: bool) -> tuple[Group, ...]:
     """Return the pairs to measure; a smoke run's are tiny."""
     arguments = TINY_RESNET if smoke else ()
     resnets = tuple(Job(f"resnet-{n}", "examples/digits_resnet.py", (*arguments, "--seed", str(n))) for n in (1, 2))
-    twins = Pair("resnet+resnet", resnets)
-    return (twins,) if smoke else (twins, Pair("resnet+lm", (resnets[0], Job("lm", "examples/stdlib_lm.py"))))
+    twins = Group("resnet+resnet", resnets)
+    return (twins,) if smoke else (twins, Group("resnet+lm", (resnets[0], Job("lm", "examples/stdlib_lm.py"))))
 
 
 def configurations(options: Namespace) -> list[Configuration]:
@@ -114,16 +119,16 @@ def configurations(options: Namespace) -> list[Configuration]:
 
 
 class Runner:
-    """Runs a pair in any configuration."""
+    """Runs a group in any configuration."""
 
-    def __init__(self, pair: Pair, seconds: float, warm_up: int) -> None:
-        """Find the jobs' own peaks and their losses alone; takes up to three runs of each, of equal ones together."""
-        self._pair = pair
+    def __init__(self, group: Group, seconds: float, warm_up: int) -> None:
+        """Find the jobs' own peaks and their losses without Zico; runs jobs alone, one for all of equal work."""
+        common.note(f"{group.name}: each job alone")
+        self.group = group
         self._warm_up = warm_up
         self._seconds = seconds
         self._deadline_s = seconds + together.MARGIN_S
         self.peaks_bytes: list[int] = []
-        self.alone_losses: list[tuple[str, ...]] = []
         self.environment: dict[str, str] = {}
         """Is added to that of ``zico run``."""
         self._regions: tuple[str, ...] = ()
@@ -132,32 +137,37 @@ class Runner:
         if default_bytes != self.region_bytes:
             self._regions = ("--region", f"{default_bytes}B")
             self.region_bytes = self._measure_peaks()
-        losses: dict[tuple[str, ...], tuple[str, ...]] = {}
-        for job in pair.jobs:
-            if job.argv() not in losses:
-                alone = together.run_plain([job], *self._until_time(), deadline_s=self._deadline_s)
-                losses[job.argv()] = alone.losses[0]
-            self.alone_losses.append(losses[job.argv()])
+        losses = self._losses_without_zico()
+        self.alone_losses = [losses[job.argv()] for job in group.jobs]
 
     def _measure_peaks(self) -> int:
         """Find each job's peak alone without a budget, and return the size of the regions that it was measured with."""
         reports: dict[tuple[str, ...], dict[str, Any]] = {}
-        for job in self._pair.jobs:
-            if job.argv() not in reports:
-                reports[job.argv()] = self._zico([job], "zico", NO_BUDGET, "--iterations", "8").report or {}
-        found = [reports[job.argv()] for job in self._pair.jobs]
+        for job in self.group.jobs:
+            if job.work() not in reports:
+                reports[job.work()] = self._zico([job], "zico", NO_BUDGET, *UNTIL_PEAK).report or {}
+        found = [reports[job.work()] for job in self.group.jobs]
         self.peaks_bytes = [report["jobs"][0]["peak_bytes"] for report in found]
         region_bytes: int = found[0]["pool"]["region_bytes"]
         return region_bytes
 
+    def _losses_without_zico(self) -> dict[tuple[str, ...], tuple[str, ...]]:
+        """Return each command's losses; on the host, where all have room, from processes that train at once."""
+        jobs = list({job.argv(): job for job in self.group.jobs}.values())
+        losses: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for some in [jobs] if self.group.device == HOST else [[job] for job in jobs]:
+            run = together.run_plain(some, *self._until_time(), deadline_s=self._deadline_s)
+            losses |= dict(zip([job.argv() for job in some], run.losses, strict=True))
+        return losses
+
     def _default_region_bytes(self) -> int:
         """Return the regions that ``zico run`` takes for a budget of the sum of the peaks."""
-        if self._pair.device == HOST:
+        if self.group.device == HOST:
             return self.region_bytes
         return max(cuda_region_bytes(sum(self.peaks_bytes)), LEAST_CUDA_REGION)
 
     def attempt(self, configuration: Configuration, told: Sequence[str] = ()) -> dict[str, Any]:
-        """Run the pair so and return the raw figures, or why there are none: one run must not end all others."""
+        """Run the group so and return the raw figures, or why there are none: one run must not end all others."""
         try:
             return self.run(configuration, told)
         except subprocess.CalledProcessError as error:
@@ -166,9 +176,9 @@ class Runner:
             return {"failed": f"{type(error).__name__}: {error}"}
 
     def run(self, configuration: Configuration, told: Sequence[str] = ()) -> dict[str, Any]:
-        """Run the pair so, with further options of ``zico run``, and return the raw figures."""
+        """Run the group so, with further options of ``zico run``, and return the raw figures."""
         switch = () if configuration.plans else ("env", "ZICO_PLAN=off")
-        jobs = [dataclasses.replace(job, before=switch) for job in self._pair.jobs]
+        jobs = [dataclasses.replace(job, before=switch) for job in self.group.jobs]
         if configuration.policy == ONE_BY_ONE:
             return {"rates": self._alone_rates()}
         if configuration.policy == PLAIN:
@@ -193,16 +203,17 @@ class Runner:
             policy=policy,
             budget=budget,
             deadline_s=self._deadline_s,
-            device=self._pair.device,
+            device=self.group.device,
             told=(*self._regions, *told),
             environment=self.environment,
         )
 
     def _alone_rates(self) -> list[float]:
-        """Return each job's rate alone with all cores."""
-        extra = (*self._until_time(), "--threads", str(os.cpu_count()))
-        runs = [together.run_plain([job], *extra, deadline_s=self._deadline_s) for job in self._pair.jobs]
-        return [run.rates(self._warm_up)[0] for run in runs]
+        """Return each job's rate alone with all cores, measured once for jobs of equal work, in shares of the time."""
+        jobs = {job.work(): job for job in self.group.jobs}
+        extra = (*ENDLESS, "--seconds", str(self._seconds / len(jobs)), "--threads", str(os.cpu_count()))
+        runs = {work: together.run_plain([job], *extra, deadline_s=self._deadline_s) for work, job in jobs.items()}
+        return [runs[job.work()].rates(ALONE_WARM_UP)[0] for job in self.group.jobs]
 
     def _figures(self, run: together.Together) -> dict[str, Any]:
         begin_s, end_s = run.window_s(self._warm_up)
@@ -228,24 +239,22 @@ class Runner:
         )
 
 
-def measure(pair: Pair, options: Namespace) -> dict[str, Any]:
-    """Return the raw figures of all rounds of a pair, and what they come to."""
-    common.note(f"{pair.name}: each job alone")
-    runner = Runner(pair, options.seconds, options.warm_up)
+def measure(runner: Runner, plan: Sequence[Configuration], repeat: int) -> dict[str, Any]:
+    """Return the raw figures of all rounds of a group, each of which runs the plan, and what they come to."""
+    name = runner.group.name
     rounds: list[list[dict[str, Any]]] = []
-    plan = configurations(options)
-    for index in range(options.repeat):
+    for index in range(repeat):
         done = []
         for configuration in plan if index % 2 == 0 else plan[::-1]:
             figures = runner.attempt(configuration)
             done.append({"label": configuration.label, **dataclasses.asdict(configuration), **figures})
             said = figures.get("failed") or ", ".join(f"{rate:.2f}" for rate in figures["rates"]) + " it/s"
-            common.note(f"{pair.name}: round {index + 1} of {options.repeat}: {configuration.label}: {said}")
+            common.note(f"{name}: round {index + 1} of {repeat}: {configuration.label}: {said}")
         rounds.append(done)
-    budgets_bytes = {str(share): runner.budget_bytes(share) for share in options.share or SHARES}
+    shares = dict.fromkeys(configuration.share for configuration in plan if configuration.share is not None)
     return {
         "peaks_bytes": runner.peaks_bytes,
-        "budgets_bytes": budgets_bytes,
+        "budgets_bytes": {str(share): runner.budget_bytes(share) for share in shares},
         "summary": summarise(rounds, list(dict.fromkeys(configuration.label for configuration in plan))),
         "failures": [f"{run['label']}: {run['failed']}" for done in rounds for run in done if "failed" in run],
         "rounds": rounds,
@@ -264,10 +273,12 @@ def summarise(rounds: list[list[dict[str, Any]]], labels: list[str]) -> dict[str
         runs = [(run, base_rates(done)) for done in usable for run in done if run["label"] == label]
         if not runs:
             continue
+        gains = [gain for done in usable for gain in over_one_by_one(label, done)]
         ratio = one_by_one if label == ONE_BY_ONE else throughput
         summary[label] = {
             "throughput": common.spread(ratio(run["rates"], base) for run, base in runs),
             "rates": [common.spread(rates) for rates in zip(*(run["rates"] for run, _ in runs), strict=True)],
+            **({"over_one_by_one": common.spread(gains)} if gains else {}),
             **_side_checks([run for run, _ in runs]),
         }
     if PLAIN in summary:
@@ -290,6 +301,13 @@ def throughput(rates: Sequence[float], base: Sequence[float]) -> float:
 def one_by_one(alone: Sequence[float], base: Sequence[float]) -> float:
     """Return the throughput of one job after the other; see the module's docstring."""
     return 1 / sum(of / rate for rate, of in zip(alone, base, strict=True))
+
+
+def over_one_by_one(label: str, done: list[dict[str, Any]]) -> list[float]:
+    """Return for each such run of a round how much longer its work takes one job after the other, if that ran."""
+    alone = [run["rates"] for run in done if run["label"] == ONE_BY_ONE]
+    runs = [run["rates"] for run in done if run["label"] == label != ONE_BY_ONE]
+    return [sum(rate / of for rate, of in zip(rates, alone[0], strict=True)) for rates in runs if alone]
 
 
 def _side_checks(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -330,7 +348,10 @@ def main() -> int:
     settings = {name: getattr(options, name) for name in ("seconds", "repeat", "warm_up")}
     settings |= {"shares": options.share or SHARES, "policies": options.policy, "save": options.save}
     result = common.document(options.name, QUESTION, settings)
-    result["pairs"] = {pair.name: measure(pair, options) for pair in chosen}
+    result["pairs"] = {
+        pair.name: measure(Runner(pair, options.seconds, options.warm_up), configurations(options), options.repeat)
+        for pair in chosen
+    }
     directory = common.output_directory(options)
     common.write(result, text_of(result), directory)
     if directory is not None:

@@ -32,7 +32,7 @@ import common
 import compare_commits
 import together
 from agreement import NAMES
-from colocation import Configuration, Pair
+from colocation import Configuration, Group
 from together import Job
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ WIDE = ("--width", "16", "--depth", "56", "--batch", "256", "--seed", "3")
 SHORT = ("--layers", "6", "--context", "128", "--batch", "32", "--seed", "4")
 
 
-def pairs(*, smoke: bool) -> tuple[Pair, ...]:
+def pairs(*, smoke: bool) -> tuple[Group, ...]:
     """Return the pairs of ``colocation.py``, and one whose jobs no other benchmark runs."""
     known = colocation.pairs(smoke=smoke)
     if smoke:
         return known
     wide = Job("wide", "examples/digits_resnet.py", WIDE)
-    return (*known, Pair("wide+short", (wide, Job("short", "examples/stdlib_lm.py", SHORT))))
+    return (*known, Group("wide+short", (wide, Job("short", "examples/stdlib_lm.py", SHORT))))
 
 
 def environment(tree: Path) -> dict[str, str]:
@@ -67,9 +67,8 @@ def environment(tree: Path) -> dict[str, str]:
     return told
 
 
-def measure(pair: Pair, trees: Trees, options: Namespace) -> list[dict[str, Any]]:
+def measure(pair: Group, trees: Trees, options: Namespace) -> list[dict[str, Any]]:
     """Return the raw figures of each round of each configuration, runs of the trees by turns."""
-    common.note(f"{pair.name}: each job alone")
     runner = colocation.Runner(pair, options.seconds, options.warm_up)
     promise = ("--slo", f"{pair.jobs[0].name}={options.slo}") if options.slo else ()
     rounds = []

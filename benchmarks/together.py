@@ -70,6 +70,14 @@ class Job:
         to_file = () if losses is None else ("--losses", str(losses))
         return (*self.before, sys.executable, self.script, *self.arguments, *extra, *to_file)
 
+    def work(self) -> tuple[str, ...]:
+        """Return the command without its seed: jobs that differ in nothing else are as large and as fast."""
+        argv = list(self.argv())
+        if "--seed" in argv:
+            at = argv.index("--seed")
+            del argv[at : at + 2]
+        return tuple(argv)
+
 
 @dataclasses.dataclass(frozen=True)
 class Together:

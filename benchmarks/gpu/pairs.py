@@ -31,7 +31,7 @@ import colocation
 import colocation_text
 import common
 import together
-from colocation import BASE, Configuration, Pair
+from colocation import BASE, Configuration, Group
 from colocation_text import PLAIN
 from together import Job
 
@@ -48,7 +48,7 @@ KILLED_AT = 12
 MPS_DAEMON = "nvidia-cuda-mps-control"
 
 
-def pairs(options: Namespace) -> list[Pair]:
+def pairs(options: Namespace) -> list[Group]:
     """Return the pairs; on the host they are tiny."""
 
     def job(model: str, batch: int, seed: int) -> Job:
@@ -56,12 +56,12 @@ def pairs(options: Namespace) -> list[Pair]:
         arguments = (model, "--batch", str(batch), "--device", kind, "--seed", str(seed))
         return Job(f"{model}-{seed}", "benchmarks/gpu/job.py", arguments)
 
-    def pair(first: tuple[str, int], second: tuple[str, int]) -> Pair:
-        return Pair(f"{first[0]}+{second[0]}", (job(*first, 1), job(*second, 2)), options.device)
+    def pair(first: tuple[str, int], second: tuple[str, int]) -> Group:
+        return Group(f"{first[0]}+{second[0]}", (job(*first, 1), job(*second, 2)), options.device)
 
     if options.device == "host":
         first = job("dcgan", 4, 1)  # alike, so that one is measured alone
-        return [Pair("dcgan+dcgan", (first, dataclasses.replace(first, name="dcgan-2")), options.device)]
+        return [Group("dcgan+dcgan", (first, dataclasses.replace(first, name="dcgan-2")), options.device)]
     if options.paper:
         return [
             pair(("gnmt", 512), ("gnmt", 512)),
@@ -72,7 +72,7 @@ def pairs(options: Namespace) -> list[Pair]:
     return [pair(one, one) for one in models]
 
 
-def measure_pair(pair: Pair, options: Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def measure_pair(pair: Group, options: Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Return one round of a pair; ``keep`` gets what there is of it after each run."""
     runner = colocation.Runner(pair, options.seconds, options.warm_up)
     least = min(options.shares)
@@ -105,7 +105,7 @@ def measure_pair(pair: Pair, options: Namespace, keep: Callable[[dict[str, Any]]
     return measured
 
 
-def killed(pair: Pair, measured: dict[str, Any], options: Namespace) -> dict[str, Any]:
+def killed(pair: Group, measured: dict[str, Any], options: Namespace) -> dict[str, Any]:
     """Return how the second job went when the first one killed itself with work on the device."""
     with tempfile.TemporaryDirectory() as folder:
         losses, report = Path(folder) / "losses.json", Path(folder) / "report.json"

@@ -116,6 +116,22 @@ def test_compatibility_smoke_compares_losses_with_those_without_zico(tmp_path: P
     assert "differ" not in told
 
 
+def test_idle_jobs_smoke_compares_with_one_after_the_other(tmp_path: Path) -> None:
+    """A smoke run of idle_jobs.py says of three jobs how many times as fast as one after the other they are."""
+    done = run_script("idle_jobs.py", "--smoke", "-o", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "idle_jobs.json").read_text())
+    assert missing(result) == []
+    (group,) = result["groups"].values()
+    (done_round,) = group["rounds"]
+    together, alone = (
+        {run["label"]: run["rates"] for run in done_round}[of] for of in ("zico 70 %", "one after the other")
+    )
+    expected = sum(rate / of for rate, of in zip(together, alone, strict=True))
+    assert group["summary"]["zico 70 %"]["over_one_by_one"]["median"] == expected
+    assert group["summary"]["zico 70 %"]["losses_equal"]
+
+
 def test_what_is_possible_for_scripts_ends_with_the_shorter_one() -> None:
     """Two jobs of 10 s at half speed: the shorter of 10 and 20 s ends at 20 s, the other's last 10 s are its own."""
     code = "from compatibility import expected; print(expected([10, 10], [0.5, 0.5]), expected([10, 20], [0.5, 0.5]))"

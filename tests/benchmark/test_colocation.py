@@ -41,10 +41,10 @@ with open(sys.argv[sys.argv.index("--losses") + 1], "w") as file:
 """
 MEASURED = """
 import json, sys
-from colocation import Configuration, Pair, Runner
+from colocation import Configuration, Group, Runner
 from together import Job
 jobs = tuple(Job(name, {job!r}) for name in ("a", "b"))
-runner = Runner(Pair("a+b", jobs, "cuda:0"), {seconds}, 1)
+runner = Runner(Group("a+b", jobs, "cuda:0"), {seconds}, 1)
 report = runner.run(Configuration("zico", 70))["report"]
 json.dump({{"measured": runner.region_bytes, "peaks": runner.peaks_bytes, "report": report}}, sys.stdout)
 """
