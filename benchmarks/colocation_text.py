@@ -54,7 +54,7 @@ def _rows(summary: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             f"{of['min']:.3f}-{of['max']:.3f}",
             f"{figures['over_without_zico']:.3f}" if "over_without_zico" in figures else "-",
             _over_serial(label, summary),
-            f"{figures['over_one_by_one']['median']:.2f}" if "over_one_by_one" in figures else "-",
+            _over_one_by_one(label, figures),
             rates,
             *(_percent(figures.get(key)) for key in ("waited_share", "granted_over_budget", "physical_over_budget")),
             losses,
@@ -63,6 +63,11 @@ def _rows(summary: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
+
+
+def _over_one_by_one(label: str, figures: dict[str, Any]) -> str:
+    of = figures.get("over_one_by_one", {"median": 1.0} if label == ONE_BY_ONE else None)
+    return "-" if of is None else f"{of['median']:.2f}"
 
 
 def _over_serial(label: str, summary: dict[str, Any]) -> str:
