@@ -106,6 +106,7 @@ def text_of(result: dict[str, Any]) -> str:
             " + ".join(name + "*" * large for name, large in zip(row["jobs"], row["too large"], strict=True)),
             *(_rate(row[name]) for name in (*POLICIES, "auto")),
             *(f"{_ratio(row, name):.2f}" if _stays(row[name]) else "-" for name in POLICIES),
+            f"{_over_one_by_one(row):.2f}",
             *(_way(way) for way in row["less"]),
         )
         for row in result["pairs"]
@@ -115,6 +116,7 @@ def text_of(result: dict[str, Any]) -> str:
         *POLICIES,
         "auto",
         *(f"auto / {name}" for name in POLICIES),
+        "auto, times one after the other",
         "first does with",
         "second does with",
     )
@@ -135,6 +137,11 @@ def _ratio(row: dict[str, Any], name: str) -> float:
     return ratio
 
 
+def _over_one_by_one(row: dict[str, Any]) -> float:
+    gain: float = sum(row["auto"]["jobs"])
+    return gain
+
+
 def _way(way: dict[str, Any] | None) -> str:
     return "all" if way is None else f"{way['share']:.0%}, {way['how']}, {way['slower']:.2f} x"
 
@@ -151,6 +158,11 @@ def _summary(rows: list[dict[str, Any]]) -> str:
                 f"{statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}"
             )
     parts.append(f"* `auto` goes outside the budget in {sum(not _stays(row['auto']) for row in rows)} pairs")
+    gains = [_over_one_by_one(row) for row in rows]
+    parts.append(
+        f"* `auto` is faster than one job after the other in {sum(gain > 1 for gain in gains)} of {len(rows)} pairs: "
+        f"median {statistics.median(gains):.2f} times, from {min(gains):.2f} to {max(gains):.2f}"
+    )
     return "\n" + "\n".join(parts) + "\n"
 
 
@@ -158,6 +170,9 @@ _NOTES = """
 Normalised throughput, mean of the two jobs: iterations per second over that alone with all the memory that the job
 wants, so 1 is both at full speed, and turns come to about a half. A job with a star is larger than half of the sum of
 the peaks: without its fastest way that fits it could not run at all, so it has that under `serial` and `zico`, too.
+
+`times one after the other` is the sum of both: so much longer the same work takes if each job in turn has the device
+and all the memory. It is an upper bound, since these jobs do not slow each other by computing.
 
 Waiting jobs keep what outlives their iterations, so that in half of the sum of their peaks even turns may not fit:
 where a figure has `!`, jobs came to a deadlock and went on outside the budget, so it is no throughput within it.
