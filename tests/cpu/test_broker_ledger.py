@@ -107,6 +107,19 @@ def test_a_view_has_every_job_that_has_a_place() -> None:
     assert {type(value) for value in (*expected.held, waiting.held, view.budget)} == {int}
 
 
+@pytest.mark.parametrize(("need_since_ns", "in_bin_ns"), [(0, 25), (190, 15)])
+def test_a_view_tells_how_long_a_job_is_in_its_bin(need_since_ns: int, in_bin_ns: int) -> None:
+    """The curve of the iteration that goes on says when the bin began; waits for memory do not count."""
+    header, jobs = empty_table()
+    set_fields(jobs[0], state=JobState.RUNNING, profiled=1, progress=9, started_ns=100, iteration_waited_ns=5)
+    set_fields(jobs[0], need_since_ns=need_since_ns)
+    set_fields(jobs[0]["profile"], shift=2, n_bins=3, n_events=10, duration_ns=99)
+    jobs[0]["profile"]["t_ns"][:3] = (0, 10, 20)
+    set_fields(jobs[0]["current"], shift=1, n_bins=5)
+    jobs[0]["current"]["t_ns"][:5] = (0, 8, 30, 50, 70)
+    assert pool_view(header, jobs, 200, ProfileCache()).job(0).in_bin_ns == in_bin_ns
+
+
 def test_what_is_lent_between_iterations_is_not_kept() -> None:
     """Those that swap, and all of a crowded pool: held inside, free at the boundary, until they have evicted all."""
     header, jobs = empty_table()

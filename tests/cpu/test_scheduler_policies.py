@@ -41,7 +41,7 @@ def job(
     progress: int = 0,
     since_ns: int | None = None,
 ) -> JobView:
-    """Return a job at its boundary, or elsewhere."""
+    """Return a job at its boundary, or elsewhere; the events of a step of its profile go evenly."""
     return JobView(
         job=number,
         name=f"job{number}",
@@ -51,6 +51,7 @@ def job(
         claim=held,
         kept=held if kept is None else kept,
         progress=progress,
+        in_bin_ns=progress % 16 * 10 * MS // 16,
         profile=levels,
         iteration=3,
         started_ns=NOW_NS - 5 * MS,
@@ -177,7 +178,8 @@ def test_zico_shifts_an_iteration_into_the_others_descent() -> None:
 def test_zico_starts_when_the_delay_is_too_small_to_tell() -> None:
     """A predicted delay below the resolution of a profile does not keep a job waiting."""
     early = dataclasses.replace(SAW, t_ns=(0, *(t - 5 * MS for t in SAW.t_ns[1:])), duration_ns=45 * MS)
-    view = pool(8, job(0, early, JobState.RUNNING, held=1, kept=1, progress=15), job(1, SAW))
+    runs = dataclasses.replace(job(0, early, JobState.RUNNING, held=1, kept=1), in_bin_ns=15 * 5 * MS // 16)
+    view = pool(8, runs, job(1, SAW))
     others = total([remaining(view.jobs[0], NOW_NS)])
     assert 0 < smallest_delay(others, view.jobs[1], SAW, 8).delay_ns < SAW.duration_ns / 128
     assert policy_named("zico").decide(view)[1] == Start()

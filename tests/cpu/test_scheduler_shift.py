@@ -159,10 +159,9 @@ def test_a_coarse_staircase_is_nowhere_lower(levels: list[int], width_ns: int, m
 
 
 def test_a_running_job_goes_on_from_its_progress() -> None:
-    """What remains begins at the interpolated place, with what is held if that is more, and ends at the residual."""
-    job = dataclasses.replace(
-        JOB, phase=JobState.RUNNING, progress=14, held=8, kept=2, profile=profile([3, 3, 7, 7, 7, 5, 4], 4)
-    )
+    """What remains begins where the job is in its bin, with what it holds if that is more, and ends at the residual."""
+    steps = profile([3, 3, 7, 7, 7, 5, 4], 4)
+    job = dataclasses.replace(JOB, phase=JobState.RUNNING, progress=14, in_bin_ns=2, held=8, kept=2, profile=steps)
     rest = remaining(job, now_ns=0)
     assert rest.t_ns.tolist() == [0, 6, 10, 14]
     assert rest.level.tolist() == [8, 5, 4, 2]
@@ -184,17 +183,22 @@ def test_who_is_in_no_iteration_stays_level(phase: JobState) -> None:
 
 def test_who_overruns_is_expected_to_take_as_long_again() -> None:
     """A job past its profile's end keeps what it holds for as long as it has overrun, then its residual."""
-    job = dataclasses.replace(JOB, phase=JobState.RUNNING, progress=99, held=6, profile=profile([9, 9], 100))
+    ended = profile([9, 9], 100)
+    job = dataclasses.replace(JOB, phase=JobState.RUNNING, progress=99, in_bin_ns=150, held=6, profile=ended)
     rest = remaining(job, now_ns=250)
     assert rest.t_ns.tolist() == [0, 50]
     assert rest.level.tolist() == [6, 1]
 
 
-def test_a_profile_of_one_step_is_followed_by_the_clock() -> None:
-    """Where progress says nothing about time, the time since the start does."""
-    job = dataclasses.replace(JOB, phase=JobState.RUNNING, progress=1, started_ns=100, profile=profile([9], 50))
-    assert position_ns(job, now_ns=130) == 30
-    assert position_ns(job, now_ns=990) == 50
+@pytest.mark.parametrize(
+    ("progress", "in_bin_ns", "expected"), [(0, 0, 0), (3, 30, 30), (3, 90, 50), (4, 20, 70), (7, 90, 100)]
+)
+def test_a_bin_is_followed_by_the_clock(progress: int, in_bin_ns: int, expected: int) -> None:
+    """Progress tells the bin, and the clock the way through it, at most to its end."""
+    job = dataclasses.replace(
+        JOB, phase=JobState.RUNNING, progress=progress, in_bin_ns=in_bin_ns, profile=profile([9, 3], 50)
+    )
+    assert position_ns(job) == expected
 
 
 @pytest.mark.parametrize(("progress", "expected"), [(0, 7), (19, 7), (20, 7), (24, 5), (28, 4), (36, 4), (37, 7)])

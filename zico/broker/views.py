@@ -102,24 +102,36 @@ def text_of(raw: bytes) -> str:
     return raw.decode("utf-8", errors="replace")
 
 
-def job_view(job: int, record: Any, debt: Any, profiles: ProfileCache) -> JobView:  # noqa: ANN401 - numpy records
+def job_view(job: int, record: Any, debt: Any, now_ns: int, profiles: ProfileCache) -> JobView:  # noqa: ANN401 - numpy records
     """Return the job at place ``job`` of a pool, which has and owes what the SHOWN record ``debt`` says."""
     state = JobState(int(record["state"]))
     since_ns = record["boundary_since_ns"] if state is JobState.BOUNDARY else record["need_since_ns"]
     as_it_is: dict[str, Any] = {name: int(record[name]) for name in _AS_IT_IS}
+    profile = profiles.profile(job, record)
     return JobView(
         **as_it_is,
         **_debt_of(debt),
         job=job,
         name=text_of(bytes(record["name"])),
         phase=state,
-        profile=profiles.profile(job, record),
+        profile=profile,
+        in_bin_ns=0 if profile is None or state is JobState.BOUNDARY else _in_bin_ns(record, profile, now_ns),
         in_main_phase=bool(record["phase"] == MAIN_PHASE and not record["outgrown"]),
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
         waited_ns=int(record["boundary_waited_ns"]) + int(record["need_waited_ns"]),
         saves=_saves(record),
     )
+
+
+def _in_bin_ns(record: Any, profile: Profile, now_ns: int) -> int:  # noqa: ANN401 - a numpy record
+    """Return for how long the job has been in the bin of its profile, by the curve of the iteration that goes on."""
+    current = record["current"]
+    begin = min(int(record["progress"]) >> profile.shift, len(profile.t_ns) - 1) << profile.shift
+    n_bins = int(current["n_bins"])
+    entered_ns = int(current["t_ns"][min(begin >> int(current["shift"]), n_bins - 1)]) if n_bins else 0
+    until_ns = int(record["need_since_ns"]) or now_ns
+    return max(0, until_ns - int(record["started_ns"]) - int(record["iteration_waited_ns"]) - entered_ns)
 
 
 def _debt_of(record: Any) -> dict[str, Any]:  # noqa: ANN401 - a numpy record
@@ -162,6 +174,7 @@ def group_view(views: Sequence[JobView], debt: Any, profiles: ProfileCache, budg
         progress=_progress_of(behind, views[0]),
         iteration=max(view.iteration for view in views),
         started_ns=views[0].started_ns if at_boundary else behind.started_ns,
+        in_bin_ns=behind.in_bin_ns,
         waiting_since_ns=(max if at_boundary else min)(since_ns, default=0),
         need=sum(view.need for view in views),
         limit=sum(view.limit for view in views) if all(view.limit for view in views) else 0,
@@ -195,7 +208,7 @@ def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache)
         ranks_of.setdefault(int(shown[place]["first"]), []).append(place)
     views, left_out = [], 0
     for first, ranks in ranks_of.items():
-        own = [job_view(job, jobs[job], shown[job], profiles) for job in ranks]
+        own = [job_view(job, jobs[job], shown[job], now_ns, profiles) for job in ranks]
         view = own[0] if len(own) == 1 else group_view(own, shown[first], profiles, budget)
         if view.phase == JobState.BOUNDARY and any(shown[rank]["stays"] for rank in ranks):
             left_out += view.held

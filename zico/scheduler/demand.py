@@ -15,9 +15,8 @@ Guarantees
     * A job waiting in an allocation is taken to go on now.
 
 Known limitations
-    * Where a job is within a bin is interpolated from its progress; a job that computes without
-      allocating for longer than its profile says is expected to go on at any moment, until it is
-      given up.
+    * A job that computes without allocating for longer than its profile says is expected to go on
+      at any moment, until it is given up.
 """
 
 from __future__ import annotations
@@ -69,17 +68,16 @@ def is_iterating(job: SnapshotJob) -> bool:
 
 
 @compiled
-def position_ns(job: SnapshotJob, now_ns: int) -> int:
-    """Return how far into its profile's time a job has come, at most the whole of it."""
+def position_ns(job: SnapshotJob) -> int:
+    """Return how far into its profile's time a job has come, at most the whole of it.
+
+    Progress tells the bin, and the clock the way through it: a job that waits for data does not
+    allocate, but its next rise comes nearer.
+    """
     profile = profile_at(job)
-    last = profile.n_bins - 1
-    if last == 0:  # says nothing of the way from progress to time
-        return max(0, min(now_ns - job.started_ns, profile.duration_ns))
-    step = min(job.progress >> profile.shift, last)
-    begin = step << profile.shift
-    events = max((profile.n_events - begin) if step == last else (1 << profile.shift), 1)
-    begin_ns = profile.t_ns[step]
-    return begin_ns + (bin_ends_ns(profile, step) - begin_ns) * min(events, job.progress - begin) // events
+    now_in = min(job.progress >> profile.shift, profile.n_bins - 1)
+    begin_ns = profile.t_ns[now_in]
+    return min(begin_ns + job.in_bin_ns, bin_ends_ns(profile, now_in))
 
 
 @inlined
@@ -126,7 +124,7 @@ def is_passing_at(job: SnapshotJob, now_ns: int, delay_ns: int, after_ns: int) -
     if not will_end(job):
         return False
     profile = profile_at(job)
-    from_ns = position_ns(job, now_ns)
+    from_ns = position_ns(job)
     if from_ns >= profile.duration_ns:
         overrun_ns = max(profile.tick_ns, now_ns - job.started_ns - profile.duration_ns)
         return after_ns < overrun_ns and job.held > job.kept
@@ -185,7 +183,7 @@ def _put_changes(job: SnapshotJob, now_ns: int, when_ns: Int64s, change: Int64s,
     whoever waits for it asks ever less often.
     """
     profile = profile_at(job)
-    at_ns = position_ns(job, now_ns)
+    at_ns = position_ns(job)
     if at_ns >= profile.duration_ns:
         when_ns[n] = max(profile.tick_ns, now_ns - job.started_ns - profile.duration_ns)
         change[n] = job.kept - job.held

@@ -302,6 +302,16 @@ def progress_of(run: RunRecord, sim_job: SimJob) -> int:
 
 
 @inlined
+def _in_bin_ns(progress: int, believed: ProfileRecord) -> int:
+    """Return how far through a bin of what is believed a job is, as a broker's clock tells if it is as fast as that."""
+    now_in = min(progress >> believed.shift, believed.n_bins - 1)
+    begin = now_in << believed.shift
+    events = max((believed.n_events - begin) if now_in + 1 == believed.n_bins else (1 << believed.shift), 1)
+    length_ns = bin_ends_ns(believed, now_in) - believed.t_ns[now_in]
+    return length_ns * min(events, progress - begin) // events
+
+
+@inlined
 def is_known(sim_job: SimJob) -> bool:
     """Tell whether the profile that is believed says what the iteration may still come to hold."""
     return sim_job.profiled == 1 and sim_job.outgrown == 0
@@ -314,6 +324,7 @@ def see_debt(run: RunRecord, sim_job: SimJob) -> None:
     inside = sim_job.phase == _RUNNING
     sim_job.must_finish = inside and is_known(sim_job)
     sim_job.progress = progress_of(run, sim_job) if inside else 0
+    sim_job.in_bin_ns = _in_bin_ns(sim_job.progress, believed) if inside else 0
     sim_job.kept = sim_job.persistent
     sim_job.claim = sim_job.held
     if sim_job.must_finish:

@@ -79,6 +79,8 @@ class JobFields(Debt):
     """So many have ended."""
     started_ns: I8 = 0
     """When the current iteration was admitted."""
+    in_bin_ns: I8 = 0
+    """For how long it has been in the bin of its profile that its progress is in, waits for memory left out."""
     waiting_since_ns: I8 = 0
     """When the wait at the boundary or in an allocation began, 0 if it does not wait."""
     need: I8 = 0

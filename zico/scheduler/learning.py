@@ -87,10 +87,10 @@ def is_of(known: Learnt, snapshot: Snapshot) -> bool:
 
 
 @compiled
-def _done(job: SnapshotJob, now_ns: int) -> float:
+def _done(job: SnapshotJob) -> float:
     done = float(job.iteration)
     if is_iterating(job):
-        done += position_ns(job, now_ns) / max(1, profile_at(job).duration_ns)
+        done += position_ns(job) / max(1, profile_at(job).duration_ns)
     return done
 
 
@@ -133,7 +133,7 @@ def learn(known: Learnt, snapshot: Snapshot) -> None:
                 return
         known.since_ns, known.counts = snapshot.now_ns, 1
         for i in range(snapshot.n):
-            known.done[i] = _done(job_at(snapshot, i), snapshot.now_ns)
+            known.done[i] = _done(job_at(snapshot, i))
 
 
 @compiled
@@ -149,7 +149,7 @@ def _count(known: Learnt, snapshot: Snapshot) -> None:
     keeps = min(1.0, _MOST_ROUNDS / (used.rounds + rounds))
     used.rounds = keeps * (used.rounds + rounds)
     for i in range(snapshot.n):
-        more = known.length[i] * (_done(job_at(snapshot, i), snapshot.now_ns) - known.done[i])
+        more = known.length[i] * (_done(job_at(snapshot, i)) - known.done[i])
         used.got[i] = keeps * (used.got[i] + more)
 
 

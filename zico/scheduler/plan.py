@@ -119,7 +119,7 @@ def _decide_by_schedule(snapshot: Snapshot) -> None:
     at_ns = np.full(snapshot.n, _AT_BOUNDARY, np.int64)
     for i in range(snapshot.n):
         if job_at(snapshot, i).phase != _BOUNDARY:
-            at_ns[i] = position_ns(job_at(snapshot, i), snapshot.now_ns)
+            at_ns[i] = position_ns(job_at(snapshot, i))
     order = in_turn(snapshot)
     those = actions[_node(best, at_ns, 0)]
     for i in order:

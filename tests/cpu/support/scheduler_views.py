@@ -72,10 +72,10 @@ def keeping(job: JobView) -> JobView:
     return dataclasses.replace(job, held=job.held + job.yielded, yielded=0, kept=job.persistent)
 
 
-def position_ns(job: JobView, now_ns: int) -> int:
+def position_ns(job: JobView) -> int:
     """Return how far into its profile's time a job has come."""
-    _snapshot, record = _in_a_snapshot(job, now_ns)
-    return int(demand.position_ns(record, now_ns))
+    _snapshot, record = _in_a_snapshot(job, 0)
+    return int(demand.position_ns(record))
 
 
 def remaining(job: JobView, now_ns: int) -> Staircase:
