@@ -13,6 +13,7 @@ from cpu.support.members import Tenant, tenants
 
 from zico.heap.layout import GRANULE_BYTES, PLACE, PLAN_ENTRIES
 from zico.heap.plan_thread import Planning
+from zico.pool.results import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -236,4 +237,4 @@ def test_a_table_finds_every_key_that_was_written(loop: Loop) -> None:
     start = int(loop.tenant.record[0]["planned_offset"])
     for i in (0, 1, len(keys) // 2, len(keys) - 1):
         assert history.planned_place(loop.tenant.record[0], keys[i]) == start + offsets[i]
-        assert history.planned_place(loop.tenant.record[0], keys[i] + 1) == history.NO_PLACE
+        assert history.planned_place(loop.tenant.record[0], keys[i] + 1) == NOTHING

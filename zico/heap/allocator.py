@@ -58,7 +58,7 @@ from zico.heap.layout import (
 )
 from zico.pool import boundaries, profiles
 from zico.pool.layout import NOBODY, SaveMode
-from zico.pool.results import ADMITTED, GIVES_WAY, INTERRUPTED, MUST_WAIT, NEVER_FITS, NOT_SERVED
+from zico.pool.results import ADMITTED, GIVES_WAY, INTERRUPTED, MUST_WAIT, NEVER_FITS, NOT_SERVED, NOTHING
 from zico.trace import online, phases, profile, ring
 from zico.trace.events import NO_NAME, Kind
 
@@ -116,7 +116,7 @@ def serve(heap: HeapRecord, me: Job, slot: int, size_bytes: int, rounded: int, a
     keep_small()
     fits = size_bytes <= me.promised << heap.pool_shift or heap.backing.entered != 0
     key = lifetime = entry = NOBODY
-    planned = history.NO_PLACE
+    planned = NOTHING
     arena = SPILL + slot
     if slot == MAIN and (heap.marked == 0 or not phases.is_quiet(heap.phases, me.progress)):
         _look_for_boundary(heap, me, size_bytes)
@@ -137,9 +137,7 @@ def serve(heap: HeapRecord, me: Job, slot: int, size_bytes: int, rounded: int, a
         offset = reclaim.find_place(heap, me, arena, planned, rounded, alignment)
     if offset >= 0:
         if slot == MAIN:
-            by_plan = offset == planned or (
-                planned != history.NO_PLACE and arena == SHORT and offset < heap.spill_offset
-            )
+            by_plan = offset == planned or (planned != NOTHING and arena == SHORT and offset < heap.spill_offset)
             lifetime = history.log_birth(heap, key, rounded, by_plan)
         placing.enter(heap, offset, rounded, me.iteration, entry, lifetime)
         if heap.backing.entered != 0:

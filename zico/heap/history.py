@@ -9,7 +9,7 @@ Theory of operation
     Two keys that collide cost a worse place, never correctness.
 
     *Plans* say where a tensor goes, by one look into a table. Every iteration's lifetimes are
-    logged. When the plan in force, if any, does not describe what iterations do, the planner gets a
+    logged. The plan in force, if any, may not describe what iterations do. Then the planner gets a
     finished log, and what persists in the arena LONG. The planner is a thread that the hot path
     never waits for (``zico.heap.plan_thread``). Its answer takes over at a boundary. A plan is made
     for that arena, round what persists in it; from then on nothing else goes there::
@@ -50,6 +50,7 @@ from zico.heap.layout import (
     Arena,
 )
 from zico.pool.layout import MEMBER, NOBODY
+from zico.pool.results import NOTHING
 from zico.trace import profile
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def arena_for(heap: HeapRecord, entry: int, size_bytes: int) -> int:
     """Return the arena of the class that the tensor had last time.
 
     Of one that has not been seen to die only the size is known. Many weights are smaller than most
-    feature maps, and would each keep a region from being given back: so small ones go to EXTRA,
+    feature maps, and would each keep a region from being given back. So small ones go to EXTRA,
     large ones to LONG.
     """
     known = array_at(heap.classes_address, KEYS, _U8)[entry]
@@ -140,10 +141,6 @@ def learn(heap: HeapRecord, job: Job, entry: int, lived_events: int, same_iterat
 
 
 # -- plans -----------------------------------------------------------------------------------------
-
-
-NO_PLACE = -1
-
 
 _FEW = 8
 """Fewer tensors over the threshold are not worth a plan."""
@@ -209,14 +206,14 @@ def _entry_of(key: int) -> int:
 
 @inlined
 def planned_place(heap: HeapRecord, key: int) -> int:
-    """Return where in the window the plan has the tensor, or ``NO_PLACE``."""
+    """Return where in the window the plan has the tensor, or ``NOTHING``."""
     if heap.plan_address == 0:
-        return NO_PLACE
+        return NOTHING
     table = array_at(heap.plan_address, PLAN_ENTRIES, PLACE)
     i = _entry_of(key)
     while table[i].key != key:
         if table[i].key == 0:
-            return NO_PLACE
+            return NOTHING
         i = (i + 1) & (PLAN_ENTRIES - 1)
     return heap.planned_offset + table[i].offset
 

@@ -27,7 +27,7 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
     Args:
         heap: The HEAP record.
         index: The arena, where the plan has no place or that is taken.
-        planned: Offset of that place, or ``history.NO_PLACE``.
+        planned: Offset of that place, or ``NOTHING``.
         size_bytes: Rounded up to the least alignment.
         alignment: A power of two.
 
@@ -36,7 +36,7 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
     """
     keep_small()
     there = NOTHING
-    if planned != history.NO_PLACE and planned & (alignment - 1) == 0:
+    if planned != NOTHING and planned & (alignment - 1) == 0:
         there = free_list.around(arena_of(heap, LONG), planned, size_bytes)
         if there != NOTHING and (index != SHORT or _is_backed(heap, planned, size_bytes)):
             return _take(heap, LONG, there, planned, size_bytes)

@@ -39,7 +39,7 @@ Theory of operation
 Guarantees
     7. Every wait ends at the wait limit. An answer by which nothing leaves ends the wait for
        swapping at once. The next question is put when the pool has changed, or the heap, or where a
-       tensor is: what came back idle can leave again, and what leaves need not empty a region.
+       tensor is. What came back idle can leave again, and what leaves need not empty a region.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from numba import types
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line
 from zico.base.libc import write_bytes
-from zico.heap import backing, evicting, history, placing, state_offload, waiting
+from zico.heap import backing, evicting, placing, state_offload, waiting
 from zico.heap.layout import SPILL, job_of, pool_of
 from zico.pool import waits
 from zico.pool.layout import cap_of
@@ -78,7 +78,7 @@ class Tensor(NamedTuple):
     """What a thread waits to place."""
 
     arena: int  # where it belongs, unless the plan has a place for it
-    planned: int  # that place, or ``history.NO_PLACE``
+    planned: int  # that place, or ``NOTHING``
     size_bytes: int  # rounded up to the least alignment
     alignment: int  # a power of two
     need: int  # its size in the pool's regions
@@ -174,7 +174,7 @@ def exceed(heap: HeapRecord, me: Job, size_bytes: int, alignment: int) -> int:
     offset = NEVER_FITS
     if heap.swap.overflows != 0 and size_bytes <= heap.spill.limit_bytes:
         _begin_to_swap(heap, me, size_bytes)
-        offset = placing.place(heap, SPILL, history.NO_PLACE, size_bytes, alignment)
+        offset = placing.place(heap, SPILL, NOTHING, size_bytes, alignment)
     if offset < 0:
         refuse(me, size_bytes)
         offset = NEVER_FITS
@@ -325,7 +325,7 @@ def _spill(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     _note_stall(heap, me)
     if heap.swap.overflows != 0 and _at_limit(me, why):
         _begin_to_swap(heap, me, request.tensor.size_bytes)
-    offset = placing.place(heap, SPILL, history.NO_PLACE, request.tensor.size_bytes, request.tensor.alignment)
+    offset = placing.place(heap, SPILL, NOTHING, request.tensor.size_bytes, request.tensor.alignment)
     return offset if offset >= 0 or (offset == NOT_SERVED and why != NEVER_FITS) else NEVER_FITS
 
 

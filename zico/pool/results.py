@@ -7,7 +7,7 @@ instead.
 from __future__ import annotations
 
 NOTHING = -1
-"""There is none: no gap, no cell, no piece; of a way to find memory, that it leads nowhere now."""
+"""There is none: no gap, no planned place, no unit, no piece; of a way to find memory, that it leads nowhere now."""
 KEPT = -2
 """What was freed stays with its owner."""
 

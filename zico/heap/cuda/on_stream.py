@@ -7,7 +7,7 @@ holds here, too.
 A tensor may have been used on other streams than its own (``record_stream``). It is freed for good
 only when each of them has come to a mark made at its free. Until then it is in a list that is looked
 at on later calls: nobody waits for it. Before the job may stand still (it waits, ends an iteration,
-leaves) the list is emptied: the tensor's own stream then goes on behind those marks, and what was
+leaves) the list is emptied. The tensor's own stream then goes on behind those marks, and what was
 freed is handed on like everything else.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from zico.base.compiled import array_at, call, compiled, entry, inlined, keep_out_of_line, keep_small, record_at
 from zico.base.libc import private_lock, private_unlock
-from zico.heap import backing, free_list, history, placing, reclaim
+from zico.heap import backing, free_list, placing, reclaim
 from zico.heap.allocator import LARGEST, address_of, count, record_held, serve
 from zico.heap.cuda import graph_pools, slab, streams
 from zico.heap.cuda.layout import (
@@ -329,14 +329,14 @@ def _cut(heap: HeapRecord, me: Job, number: int, slot: int, size_class: int) -> 
     """Find room for a chunk and take its first unit, or one that is freed meanwhile; returns as ``serve``."""
     keep_out_of_line()
     arena = EXTRA if slot == MAIN else SPILL + slot
-    chunk = placing.place(heap, arena, history.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
+    chunk = placing.place(heap, arena, NOTHING, CHUNK_BYTES, CHUNK_BYTES)
     if chunk in (MUST_WAIT, NEVER_FITS):
         hand_over(heap)  # a unit behind other streams' work is better than one that this thread waits for
         offset = slab.take(heap, slot, size_class)
         if offset != NOTHING:
             slab.disclaim(heap, number)
             return offset
-        chunk = reclaim.find_place(heap, me, arena, history.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
+        chunk = reclaim.find_place(heap, me, arena, NOTHING, CHUNK_BYTES, CHUNK_BYTES)
     if chunk < 0:
         slab.disclaim(heap, number)
         offset = slab.take(heap, slot, size_class)
@@ -351,8 +351,8 @@ def _cut(heap: HeapRecord, me: Job, number: int, slot: int, size_class: int) -> 
 def free_on(heap: HeapRecord, address: int, stream: int) -> None:
     """Free a tensor of which a stream has been given its last use; what it lay in is the stream's to use again.
 
-    A tensor of another stream's, or one that was used on others (``record_stream``), is freed when
-    they have all done what they were given until now.
+    A tensor may be another stream's, or have been used on others (``record_stream``). It is freed
+    when they have all done what they were given until now.
     """
     keep_small()
     offset = address - heap.base
