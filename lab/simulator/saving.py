@@ -49,6 +49,7 @@ _WARM_UP, _ROUNDS = 8, 24
 """Iterations of the longest job."""
 _LATER_SHARE = 0.005
 """Of an iteration's time: who is later by less is not called late."""
+_NS_A_SECOND = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,12 +232,10 @@ def _saving(job: JobFit, load: Load, point: OperatingPoint, region_bytes: int) -
     if longer_ns >= _LATER_SHARE * load.profile.duration_ns:
         reason += f": {longer_ns / 1e6:.3g} ms later each iteration"
     return dataclasses.replace(
-        job,
-        peak=peak_of(load),
-        persistent=load.persistent,
-        delay_ns=job.delay_ns + longer_ns,
+        fit.job_alone(load, region_bytes),
+        delay_s=job.delay_s + longer_ns / _NS_A_SECOND,
         normalised=job.normalised * load.profile.duration_ns / (load.profile.duration_ns + longer_ns),
         reason="; ".join(filter(None, (reason, job.reason))),
-        limit=point.limit,
-        how=point.how,
+        limit_bytes=point.limit * region_bytes,
+        save=point.how,
     )

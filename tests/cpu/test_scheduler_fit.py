@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from cpu.support.scheduler_cases import WORKS, smallest_budget
-from cpu.support.scheduler_model import MS, Work, plateau, triangle
+from cpu.support.scheduler_model import Work, plateau, triangle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +32,7 @@ def test_jobs_within_the_sum_of_their_peaks_cost_nothing() -> None:
     """With the sum of the peaks as budget nobody waits, and the answer says so."""
     found = asked([triangle(50), triangle(30)], 80)
     assert found.answer is Answer.FITS
-    assert [job.delay_ns for job in found.jobs] == [0, 0]
+    assert [job.delay_s for job in found.jobs] == [0, 0]
     assert found.reason == "peaks 3.1 GiB + 1.9 GiB are within 5 GiB"
 
 
@@ -44,7 +44,7 @@ def test_a_phase_that_needs_more_than_usual_iterations_counts() -> None:
     found = fit([evaluates], 60, POLICY, 64 * MIB)
     assert found.answer is Answer.NO
     assert found.reason == "A alone needs 6.1 GiB"
-    assert found.jobs[0].peak == evaluates.phases[0].profile.peak
+    assert found.jobs[0].peak_bytes == evaluates.phases[0].profile.peak * 64 * MIB
 
 
 MEETS, SHORT = "its peak would meet that of A: ", "memory is short within its iteration: "
@@ -56,7 +56,7 @@ def test_two_plateaus_take_turns(policy: str, reasons: tuple[str, ...]) -> None:
     found = asked([plateau(50, rise=0.02, fall=0.02, kept=5)] * 2, 60, policy)
     assert found.answer is Answer.WAITS
     assert [job.normalised for job in found.jobs] == pytest.approx([0.5, 0.5], abs=0.05)
-    assert [job.delay_ns / MS for job in found.jobs] == pytest.approx([100, 100], abs=10)
+    assert [job.delay_s * 1e3 for job in found.jobs] == pytest.approx([100, 100], abs=10)
     assert found.jobs[1].reason.startswith(reasons)
     assert found.peak <= 60
 

@@ -29,32 +29,14 @@ from zico.scheduler.policies import POLICIES, policy_named
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from zico.scheduler.fit import Fit
+    from zico.scheduler.fit import JobFit
     from zico.scheduler.simulate import Load
     from zico.trace.events import Trace
 
 SCHEMA = "zico.fit.v1"
 _LARGEST = 1 << 60
 _LEAST_CUDA_REGION = 2 * MIB  # what CUDA maps at once
-_NS_A_SECOND = 1e9
 FITS, DOES_NOT_FIT, FAILED = range(3)
-
-
-@dataclasses.dataclass(frozen=True)
-class JobRow:
-    """One job of ``--json``."""
-
-    name: str
-    peak_bytes: int
-    persistent_bytes: int
-    iteration_s: float
-    delay_s: float
-    normalised: float
-    reason: str
-    limit_bytes: int | None
-    """What it does with instead of its peak; ``null``: all that it wants."""
-    save: str | None
-    """How it does with less."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +49,7 @@ class Report:
     policy: str
     peak_bytes: int
     reason: str
-    jobs: list[JobRow]
+    jobs: tuple[JobFit, ...]
     schema_version: str = SCHEMA
 
 
@@ -103,8 +85,8 @@ def fit(ctx: click.Context, /, **_given: object) -> int:
     they fit, perhaps with waiting or with less memory, 1 if they do not, and 2 after an error.
 
     With --measure each FILE is a command: zico fit --measure "python a.py" "python b.py". They are
-    run for real and ended by SIGTERM. The exit code is 0 if together they do more in the same time
-    than one after the other, 1 if they do not, and 2 after an error.
+    run for real and ended by SIGTERM. The exit code is 0 if together they do more in a time than one
+    after the other, else 1, and 2 after an error.
     """
     told, chosen = ctx.params, {name for name in ctx.params if ctx.get_parameter_source(name) != _DEFAULT}
     wrong = sorted(chosen & (_OF_FILES if told["measure"] else _OF_COMMANDS))
@@ -167,9 +149,10 @@ def _fit_files(  # noqa: PLR0913 - one parameter per option
     trace_of = {file: read_trace(file, whole=whole) for file in dict.fromkeys(files)}
     region_bytes = _region(region, budget_bytes, [trace.origin.device for trace in trace_of.values()])
     budget_regions = budget_bytes // region_bytes
-    if budget_regions * region_bytes != budget_bytes:
+    whole_bytes = budget_regions * region_bytes
+    if whole_bytes != budget_bytes:
         click.echo(
-            f"zico: of --budget {budget}, {format_bytes(budget_regions * region_bytes)} are whole regions of "
+            f"zico: of --budget {budget}, {format_bytes(whole_bytes)} are whole regions of "
             f"{format_bytes(region_bytes)}: give a smaller --region to use the rest",
             err=True,
         )
@@ -188,7 +171,8 @@ def _fit_files(  # noqa: PLR0913 - one parameter per option
             known[file] = points_of(trace, len(files))  # takes half a minute
         points = [known[file] for file in files]
         found = fit_saving(found, loads, points, budget_regions, policy_named(policy), region_bytes)
-    report = _report(found, loads, budget_regions, region_bytes, policy)
+    peak_bytes = found.peak * region_bytes
+    report = Report(found.answer.value, whole_bytes, region_bytes, policy, peak_bytes, found.reason, found.jobs)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
     else:
@@ -239,25 +223,6 @@ def _load(file: Path, trace: Trace, region_bytes: int) -> Load:
     except ProblemError as error:
         raise CommandError(f"{file}: {error}", exit_code=FAILED) from error
     return Load(file.name, profile_of(held, problem.tick_ns[: len(held) + 1]), int(held.min()))
-
-
-def _report(found: Fit, loads: Sequence[Load], budget_regions: int, region_bytes: int, policy: str) -> Report:
-    rows = [
-        JobRow(
-            name=job.name,
-            peak_bytes=job.peak * region_bytes,
-            persistent_bytes=job.persistent * region_bytes,
-            iteration_s=load.profile.duration_ns / _NS_A_SECOND,
-            delay_s=job.delay_ns / _NS_A_SECOND,
-            normalised=job.normalised,
-            reason=job.reason,
-            limit_bytes=job.limit * region_bytes or None,
-            save=job.how or None,
-        )
-        for job, load in zip(found.jobs, loads, strict=True)
-    ]
-    budget_bytes, peak_bytes = budget_regions * region_bytes, found.peak * region_bytes
-    return Report(found.answer.value, budget_bytes, region_bytes, policy, peak_bytes, found.reason, rows)
 
 
 def _show(report: Report) -> None:

@@ -21,6 +21,7 @@ ITERATIONS = 40
 """A simulation lasts so many iterations of the longest job after its warm-up."""
 _MOST_STEPS = 400_000  # a job that is a thousand times shorter than its neighbour must not take minutes
 _NEGLIGIBLE = 0.005  # of an iteration
+_NS_A_SECOND = 1e9
 
 
 class Answer(enum.Enum):
@@ -34,20 +35,22 @@ class Answer(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class JobFit:
-    """One job among the others."""
+    """One job among the others, as ``zico fit --json`` prints it."""
 
     name: str
-    peak: int
-    """Regions, as when it runs alone."""
-    persistent: int
-    delay_ns: int
+    peak_bytes: int
+    """As when it runs alone."""
+    persistent_bytes: int
+    iteration_s: float
+    """As when it runs alone."""
+    delay_s: float = 0.0
     """By how much each iteration takes longer than alone, on the average; 0 if the jobs do not fit."""
-    normalised: float
+    normalised: float = 0.0
     """Throughput over alone's; 0 if the jobs do not fit."""
-    reason: str
-    limit: int = 0
-    """Regions that it holds at most as it saves; 0: all that it wants."""
-    how: str = ""
+    reason: str = ""
+    limit_bytes: int | None = None
+    """What it holds at most as it saves; ``None``: all that it wants."""
+    save: str | None = None
     """How it saves: ``swap``, ``page``, or a planner's name."""
 
 
@@ -69,7 +72,7 @@ def fit(loads: Sequence[Load], budget: int, policy: CompiledPolicy, region_bytes
         loads: The jobs; each has its own name.
         budget: Regions.
         policy: Who may go on.
-        region_bytes: Size of a region, for the sentences.
+        region_bytes: Size of a region.
 
     Raises:
         ProblemError: There are no jobs, or one takes no time.
@@ -78,14 +81,15 @@ def fit(loads: Sequence[Load], budget: int, policy: CompiledPolicy, region_bytes
         raise ProblemError("no job, or one whose iteration takes no time: give traces with times")
     least, reason = _least_budget(loads, budget, region_bytes)
     if least > budget:
-        return _misfit(loads, least, reason)
+        return _misfit(loads, least, reason, region_bytes)
     longest_ns = max(load.profile.duration_ns for load in loads)
     warm_up_ns, until_ns = WARM_UP * longest_ns, _until_ns(loads, longest_ns)
     outcome = Simulation(policy, loads, budget).run(until_ns, warm_up_ns)
     if outcome.stalls:
-        return _misfit(loads, least, f"under {policy.name} the jobs come to wait for each other, and memory overflows")
-    jobs = tuple(_job_fit(load, i, outcome, until_ns - warm_up_ns) for i, load in enumerate(loads))
-    waits = any(job.delay_ns for job in jobs)
+        reason = f"under {policy.name} the jobs come to wait for each other, and memory overflows"
+        return _misfit(loads, least, reason, region_bytes)
+    jobs = tuple(_beside(load, i, outcome, until_ns - warm_up_ns, region_bytes) for i, load in enumerate(loads))
+    waits = any(job.delay_s for job in jobs)
     answer = Answer.WAITS if waits else Answer.FITS
     return Fit(answer, outcome.peak_granted, jobs, _peaks_together(loads, budget, waits, region_bytes))
 
@@ -110,9 +114,14 @@ def _peaks_together(loads: Sequence[Load], budget: int, waits: bool, region_byte
     return f"peaks {terms} exceed {format_bytes(budget * region_bytes)}" + ("" if waits else ", but need not meet")
 
 
-def _misfit(loads: Sequence[Load], least: int, reason: str) -> Fit:
-    jobs = tuple(JobFit(load.name, peak_of(load), load.persistent, 0, 0.0, "") for load in loads)
-    return Fit(Answer.NO, least, jobs, reason)
+def _misfit(loads: Sequence[Load], least: int, reason: str, region_bytes: int) -> Fit:
+    return Fit(Answer.NO, least, tuple(job_alone(load, region_bytes) for load in loads), reason)
+
+
+def job_alone(load: Load, region_bytes: int) -> JobFit:
+    """Return what a job is by itself, without an answer."""
+    iteration_s = load.profile.duration_ns / _NS_A_SECOND
+    return JobFit(load.name, peak_of(load) * region_bytes, load.persistent * region_bytes, iteration_s)
 
 
 def _until_ns(loads: Sequence[Load], longest_ns: int) -> int:
@@ -120,16 +129,17 @@ def _until_ns(loads: Sequence[Load], longest_ns: int) -> int:
     return longest_ns * (WARM_UP + max(WARM_UP, min(ITERATIONS, round(_MOST_STEPS / steps))))
 
 
-def _job_fit(load: Load, number: int, outcome: Outcome, window_ns: int) -> JobFit:
+def _beside(load: Load, number: int, outcome: Outcome, window_ns: int, region_bytes: int) -> JobFit:
     """Spread what a job waited over the iterations' worth of work that it did."""
+    job = job_alone(load, region_bytes)
     normalised = min(1.0, outcome.normalised[number])
     iterations = outcome.normalised[number] * window_ns / load.profile.duration_ns
     delay_ns = round(outcome.waited_ns[number] / iterations) if iterations > 0 else window_ns
     if delay_ns < _NEGLIGIBLE * load.profile.duration_ns:
-        return JobFit(load.name, peak_of(load), load.persistent, 0, 1.0, "")
+        return dataclasses.replace(job, normalised=1.0)
     why = outcome.reasons[number] or "memory is short within its iteration"
     reason = f"{why}: {_milliseconds(delay_ns)} later each iteration"
-    return JobFit(load.name, peak_of(load), load.persistent, delay_ns, normalised, reason)
+    return dataclasses.replace(job, delay_s=delay_ns / _NS_A_SECOND, normalised=normalised, reason=reason)
 
 
 def _milliseconds(t_ns: int) -> str:
