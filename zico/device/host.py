@@ -1,8 +1,8 @@
 """The host device: real virtual memory of the kernel, driven as a GPU's is.
 
-``memfd_create`` is physical memory, ``mmap`` at a fixed address is mapping, a descriptor is export,
-``fallocate`` with a punched hole is release, and the kernel's block count of the memfd is what is
-resident.
+``memfd_create`` is physical memory, ``mmap`` at a fixed address is mapping, and a descriptor is
+export. ``fallocate`` with a punched hole is release. The kernel's block count of the memfd is what
+is resident.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ PROT_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 MAP_FIXED = 0x10
 MAP_NORESERVE = 0x4000
 RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-KEEP_SIZE = 0x01  # FALLOC_FLKEEP_SIZE
-PUNCH_HOLE = 0x02  # FALLOC_FLPUNCH_HOLE
+PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, linux/falloc.h
 POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 FREE_PAGES = 86  # _SC_AVPHYS_PAGES
@@ -148,7 +147,7 @@ class HostDriver:
     def discard(self, memory: Owned, offset: int, size_bytes: int) -> None:
         """Punch a hole."""
         _check_inside(memory, offset, size_bytes)
-        if _libc.fallocate(memory.handle, KEEP_SIZE | PUNCH_HOLE, offset, size_bytes) != 0:
+        if _libc.fallocate(memory.handle, PUNCH_HOLE, offset, size_bytes) != 0:
             raise _failure("release of physical memory", f"{size_bytes} bytes at offset {offset}")
 
     def physical_bytes(self, memory: Owned) -> int:

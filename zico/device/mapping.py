@@ -26,7 +26,6 @@ _PRIVATE_FIXED = mmap.MAP_PRIVATE | host.MAP_FIXED
 _RESERVED_FIXED = host.RESERVED | host.MAP_FIXED
 _READ_WRITE = host.PROT_READ_WRITE
 _NONE = host.PROT_NONE
-_PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
 _U64 = np.dtype("u8")
 _I32 = np.dtype("i4")
 _FILE_DESCRIPTOR = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -149,7 +148,7 @@ def discard_piece(device: DeviceRecord, piece: int) -> bool:
     length = device.piece_bytes
     if device.kind != HOST:
         return False
-    return status(call(device.fallocate, (device.descriptor, _PUNCH, piece * length, length))) == 0
+    return status(call(device.fallocate, (device.descriptor, host.PUNCH_HOLE, piece * length, length))) == 0
 
 
 @compiled

@@ -1,6 +1,6 @@
 """Memory behind the slots of the window: regions from the pool, or the next tier's.
 
-A slot that was evicted (``zico.heap.evicting``) has pages of the process's own; a region stands for
+A slot that was evicted (``zico.heap.evicting``) has pages of the process's own. A region stands for
 them, by number alone, while they are back in the budget.
 
 In a pool that isolates jobs, a region is scrubbed before it is mapped and unmapped before it goes
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 _PROTECTION = host.PROT_READ_WRITE
 _SHARED_FIXED = mmap.MAP_SHARED | host.MAP_FIXED
-_PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
 _TRIES = 4  # a signal interrupts fallocate(2)
 
 
@@ -250,7 +249,7 @@ def _fallocate(heap: HeapRecord, slot: int, mode: int) -> int:
 @compiled
 def _punch(heap: HeapRecord, slot: int) -> None:
     keep_out_of_line()
-    _fallocate(heap, slot, _PUNCH)
+    _fallocate(heap, slot, host.PUNCH_HOLE)
 
 
 @compiled

@@ -1,7 +1,7 @@
 """One block on its way: into its pages, out of them, or nowhere.
 
 Theory of operation
-    Before a block's contents are read for the tier, its pages are write-protected: when that call
+    Before a block's contents are read for the tier, its pages are write-protected. When that call
     returns every write is in the pages, and later ones wait in the kernel. They are woken when the
     pages are gone, fault anew, and find what was copied::
 
@@ -20,7 +20,7 @@ Theory of operation
 Guarantees
     4. No write is lost, whichever thread makes it, also in a system call.
     9. Pages are there only of blocks that are counted as resident.
-    1. What is resident fits into the regions that the job holds, at every moment: room is made
+    1. What is resident fits into the regions that the job holds, at every moment. Room is made
        before a block comes, and a region goes back when there is room for one less.
 """
 
@@ -58,16 +58,9 @@ WRITTEN = int(State.WRITTEN)
 CLEAN = int(State.CLEAN)
 OUT = int(State.OUT)
 
-DONE = 0
-KEPT = 1
-"""It stays: the tier took nothing, or the kernel did not protect it."""
-LOST = 2
-"""Its contents cannot be had back, or the kernel has no pages for them."""
-
 _PIECE_SHIFT = 18
 """256 KiB: an eighth of the wait, and system calls that cost next to nothing beside the copy."""
 
-_PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
 _I4 = np.dtype("i4")
 
 Array = Any
@@ -174,7 +167,7 @@ def forget(pager: PagerRecord, block: int) -> None:
 
 
 @compiled
-def bring_in(pager: PagerRecord, block: int, writes: bool, touched: int) -> int:  # noqa: FBT001 - a fact of the fault
+def bring_in(pager: PagerRecord, block: int, writes: bool, touched: int) -> bool:  # noqa: FBT001 - a fact of the fault
     """Put a block's contents into its pages and wake whoever waits; there must be room.
 
     Args:
@@ -185,7 +178,8 @@ def bring_in(pager: PagerRecord, block: int, writes: bool, touched: int) -> int:
             first.
 
     Returns:
-        ``DONE``; ``LOST``: it is ``OUT`` or ``ABSENT`` as before.
+        False: its contents cannot be had back, or the kernel has no pages for them. Then the block
+        is ``OUT`` or ``ABSENT`` as before.
     """
     keep_out_of_line()
     states = states_of(pager)
@@ -200,10 +194,10 @@ def bring_in(pager: PagerRecord, block: int, writes: bool, touched: int) -> int:
     if source == 0:
         source = pager.bounce_address
         if stores.get(stack_of(pager), tickets_of(pager)[block], source, length_of(pager)) != 0:
-            return LOST
+            return False
     mode = 0 if writes else COPY_PROTECTED
     if _put_pages(pager, block, source, mode, touched) != 0:
-        return LOST
+        return False
     table.in_bytes += length_of(pager)
     table.out_now -= 1
     note_arrival(paging_of(pager), block)
@@ -214,7 +208,7 @@ def bring_in(pager: PagerRecord, block: int, writes: bool, touched: int) -> int:
     else:
         states[block] = CLEAN
     wake(pager, block)
-    return DONE
+    return True
 
 
 @compiled
@@ -249,14 +243,14 @@ def _put_pages(pager: PagerRecord, block: int, source: int, mode: int, touched: 
 
 
 @compiled
-def _fill(pager: PagerRecord, block: int, touched: int) -> int:
+def _fill(pager: PagerRecord, block: int, touched: int) -> bool:
     if _put_pages(pager, block, 0, 0, touched) != 0:
-        return LOST
+        return False
     note_arrival(paging_of(pager), block)
     note_written(paging_of(pager), block)
     states_of(pager)[block] = WRITTEN
     wake(pager, block)
-    return DONE
+    return True
 
 
 @compiled
@@ -274,27 +268,28 @@ def let_write(pager: PagerRecord, block: int) -> None:
 
 
 @compiled
-def put_out(pager: PagerRecord, block: int) -> int:
+def put_out(pager: PagerRecord, block: int) -> bool:
     """Let a resident block have no pages any more: copied, or dropped where that loses nothing.
 
     Returns:
-        ``DONE``; ``KEPT``: it is as before.
+        False: the block stays as it was, since the tier took nothing or the kernel did not protect
+        it.
     """
     keep_out_of_line()
     states = states_of(pager)
     table = page_table_of(pager)
     was_written = states[block] == WRITTEN
     if was_written and not _protect(pager, block):
-        return KEPT
+        return False
     births = births_of(pager)[block]  # behind the protection, and before it is seen what lives there
     is_needed = live_of(pager)[block] != 0 or not invalidates(pager)
     if is_needed and was_written:
         if not _copy(pager, block, births):
-            return KEPT
+            return False
         table.evicted += 1
     else:
         table.dropped += 1
-    call(pager.fallocate, (pager.memory_fd, _PUNCH, block << table.block_shift, length_of(pager)))
+    call(pager.fallocate, (pager.memory_fd, host.PUNCH_HOLE, block << table.block_shift, length_of(pager)))
     table.resident -= 1
     note_departure(paging_of(pager), block)
     if is_needed:
@@ -304,24 +299,24 @@ def put_out(pager: PagerRecord, block: int) -> int:
         states[block] = ABSENT
         forget(pager, block)
     wake(pager, block)
-    return DONE
+    return True
 
 
 @compiled
-def copy_ahead(pager: PagerRecord, block: int) -> int:
+def copy_ahead(pager: PagerRecord, block: int) -> bool:
     """Copy a block that is ``WRITTEN`` and stays, so that it can leave at once later; returns as ``put_out``."""
     keep_out_of_line()
     if not _protect(pager, block):
-        return KEPT
+        return False
     births = births_of(pager)[block]
     if live_of(pager)[block] == 0:
         let_write(pager, block)
-        return KEPT
+        return False
     if not _copy(pager, block, births):
-        return KEPT
+        return False
     states_of(pager)[block] = CLEAN
     note_cleaned(paging_of(pager), block)
-    return DONE
+    return True
 
 
 @compiled
@@ -415,7 +410,7 @@ def make_room(pager: PagerRecord, most: int, lives_fit: bool) -> bool:  # noqa: 
             continue
         if victim == NONE or tries == _MOST_TRIES:
             return False
-        if put_out(pager, victim) == KEPT:
+        if not put_out(pager, victim):
             tries += 1
             if tries == 1:
                 sweep(pager)

@@ -3,14 +3,14 @@
 Theory of operation
     One compiled loop in each paged job. Its thread takes no lock that a thread may hold while it
     touches the window: not Python's, not the heap's, none of the C library. Every turn sleeps until
-    there is a fault, until somebody wakes it, or until there is something to look after; then it
-    serves all faults, takes in what the heap has told, and does one thing ahead: gives a region
+    there is a fault, until somebody wakes it, or until there is something to look after. Then it
+    serves all faults, takes in what the heap has told, and does one thing ahead. It gives a region
     back that others wait for, brings in a block that is expected, or makes room for the next one.
 
 Guarantees
-    1. What is resident fits into the regions that the job holds, at every moment: room is made
+    1. What is resident fits into the regions that the job holds, at every moment. Room is made
        before a block comes, and a region goes back when there is room for one less.
-    7. A fault that nothing makes room for waits no longer than the job's wait limit; then the job
+    7. A fault that nothing makes room for waits no longer than the job's wait limit. Then the job
        ends by SIGBUS, with a sentence that says why. So it does when the tier cannot give back what
        it was given. Nothing is made up.
 """
@@ -29,8 +29,6 @@ from zico.device.userfault import PROTECTED, WRITES
 from zico.paging.blocks import (
     ABSENT,
     CLEAN,
-    DONE,
-    LOST,
     OUT,
     WRITTEN,
     allowed,
@@ -129,11 +127,10 @@ def _serve_missing(pager: PagerRecord, block: int, touched: int, writes: bool) -
         _starve(pager, block)
         return
     pager.starving_since_ns = 0
-    status = bring_in(pager, block, writes or comes_writable(pager, block), touched)
-    if status == LOST:
-        give_up(pager, block)
-    elif status == DONE:
+    if bring_in(pager, block, writes or comes_writable(pager, block), touched):
         let_stay(pager, block)
+    else:
+        give_up(pager, block)
 
 
 @compiled
@@ -267,7 +264,7 @@ def look_ahead(pager: PagerRecord) -> bool:
     if paging.flags & PREEVICT and _is_short(pager):
         victim = choose_victim_ahead(paging)
         if victim != NONE:
-            return put_out(pager, victim) == DONE
+            return put_out(pager, victim)
     return _clean(pager)
 
 
@@ -288,7 +285,7 @@ def _clean(pager: PagerRecord) -> bool:
     if table.out_bytes - pager.went_bytes >= pager.comes_bytes:
         return False
     block = choose_to_clean(paging_of(pager))
-    return block != NONE and states_of(pager)[block] == WRITTEN and copy_ahead(pager, block) == DONE
+    return block != NONE and states_of(pager)[block] == WRITTEN and copy_ahead(pager, block)
 
 
 @compiled
@@ -299,17 +296,17 @@ def _prefetch(pager: PagerRecord, block: int) -> bool:
     ahead = paging.flags & PREEVICT != 0
     if _is_short(pager) if ahead else page_table_of(pager).resident >= frames(pager):
         victim = choose_victim_ahead(paging) if ahead else choose_victim(paging)
-        if victim != NONE and put_out(pager, victim) == DONE:
+        if victim != NONE and put_out(pager, victim):
             serve_faults(pager)
         if states[block] in (CLEAN, WRITTEN):
             return True  # that was it
     if states[block] not in (ABSENT, OUT) or page_table_of(pager).resident >= frames(pager):
         release(paging, block)
         return False
-    status = bring_in(pager, block, comes_writable(pager, block), 0)
-    if status != DONE:
+    came = bring_in(pager, block, comes_writable(pager, block), 0)
+    if not came:
         release(paging, block)
-    return status == DONE
+    return came
 
 
 # -- the loop --------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.base.compiled import add_at, array_at, call, compare_exchange, compiled, inlined, keep_in_line, record_at
+from zico.device import host
 from zico.tiers.layout import EMPTY, END, FILE, FULL, KEPT, SHARED, TAKEN, WORD_BYTES
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 _EINTR = errno.EINTR
 _EIO = errno.EIO
 _EOPNOTSUPP = errno.EOPNOTSUPP
-_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_*, linux/falloc.h
 _I32 = np.dtype("i4")
 
 
@@ -79,7 +79,7 @@ def prepare(store: StoreRecord, offset: int, size_bytes: int) -> int:
 @compiled
 def punch(store: StoreRecord, offset: int, size_bytes: int) -> bool:
     """Give the physical memory behind a range back; false if the kernel refused."""
-    return call(store.fallocate, (store.descriptor, _KEEP_SIZE_PUNCH_HOLE, offset, size_bytes)) == 0
+    return call(store.fallocate, (store.descriptor, host.PUNCH_HOLE, offset, size_bytes)) == 0
 
 
 # -- chains of blocks ------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from zico.tiers.encodings import (
     put_in_zeros,
     widen,
 )
-from zico.tiers.layout import END, FULL
+from zico.tiers.layout import END, FULL, IN, OUT
 
 if TYPE_CHECKING:
     from zico.tiers.layout import StoreRecord
@@ -53,8 +53,6 @@ _LENGTH_BITS = 24
 _LENGTH_MASK = (1 << _LENGTH_BITS) - 1
 _AS_IT_IS = -1
 """This form is none of the encodings: the piece is kept as it is."""
-_OUT = 0
-_IN = 1
 _EINVAL = errno.EINVAL
 _EIO = errno.EIO
 _U8 = np.dtype("u1")
@@ -128,7 +126,7 @@ def _append(
             blocks += 1
             at = 0
         n = min(size_bytes - done, block_bytes - at)
-        status = _write(store, last, at, store.bounce_address[_OUT] + PIECE_BYTES + done, n)
+        status = _write(store, last, at, store.bounce_address[OUT] + PIECE_BYTES + done, n)
         if status != 0:
             return FULL, 0, 0, status
         done += n
@@ -139,7 +137,7 @@ def _append(
 @compiled
 def _compress(store: StoreRecord, address: int, size_bytes: int, encoding: int) -> int:
     """Leave a piece with its form and length in the second half of the bounce buffer; returns the bytes of all."""
-    piece = store.bounce_address[_OUT] + PIECE_BYTES
+    piece = store.bounce_address[OUT] + PIECE_BYTES
     content = piece + _HEAD_BYTES
     form, n = _encode(address, size_bytes, content, encoding)
     if n >= size_bytes:
@@ -197,7 +195,7 @@ def _link(store: StoreRecord, block: int, following: int) -> None:
 @compiled
 def compress_in(store: StoreRecord, first: int, address: int, size_bytes: int) -> int:
     """Copy what a chain holds to memory; returns 0 or an errno, ``EINVAL``: there is no such chain, or not so long."""
-    piece = store.bounce_address[_IN] + PIECE_BYTES
+    piece = store.bounce_address[IN] + PIECE_BYTES
     block = first
     at = 0
     done = 0
@@ -238,11 +236,11 @@ def _read(store: StoreRecord, block: int, at: int, address: int, size_bytes: int
 @compiled
 def _expand(store: StoreRecord, form: int, n: int, address: int, size_bytes: int) -> bool:
     """Turn a piece in the second half of the bounce buffer into what it was; false if it cannot be."""
-    piece = store.bounce_address[_IN] + PIECE_BYTES
+    piece = store.bounce_address[IN] + PIECE_BYTES
     if form == _AS_IT_IS:
         call(store.memcpy, (address, piece, size_bytes))
         return n == size_bytes
-    target = store.bounce_address[_IN] if address % NUMBER_BYTES else address
+    target = store.bounce_address[IN] if address % NUMBER_BYTES else address
     is_whole = _decode(piece, form, target, size_bytes) == n
     if target != address:
         call(store.memcpy, (address, target, size_bytes))

@@ -168,6 +168,6 @@ def sets_space_aside(descriptor: int) -> bool:
     fallocate = ctypes.CDLL(None, use_errno=True).fallocate
     fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     if fallocate(descriptor, 0, 0, mmap.PAGESIZE) == 0:
-        fallocate(descriptor, host.KEEP_SIZE | host.PUNCH_HOLE, 0, mmap.PAGESIZE)
+        fallocate(descriptor, host.PUNCH_HOLE, 0, mmap.PAGESIZE)
         return True
     return ctypes.get_errno() != errno.EOPNOTSUPP

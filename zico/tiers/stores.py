@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 
 _EINVAL = errno.EINVAL
-_OUT = 0
-_IN = 1
 
 
 @compiled
@@ -141,7 +139,7 @@ def _rounded(store: StoreRecord, size_bytes: int) -> int:
 def _write_file(store: StoreRecord, address: int, size_bytes: int, offset: int) -> int:
     done = _whole_pieces(store, address, size_bytes)
     status = write_at(store, address, done, offset)
-    bounce = store.bounce_address[_OUT]
+    bounce = store.bounce_address[OUT]
     while status == 0 and done < size_bytes:
         length = min(size_bytes - done, BOUNCE_BYTES)
         call(store.memcpy, (bounce, address + done, length))
@@ -154,7 +152,7 @@ def _write_file(store: StoreRecord, address: int, size_bytes: int, offset: int) 
 def _read_file(store: StoreRecord, address: int, size_bytes: int, offset: int) -> int:
     done = _whole_pieces(store, address, size_bytes)
     status = read_at(store, address, done, offset)
-    bounce = store.bounce_address[_IN]
+    bounce = store.bounce_address[IN]
     while status == 0 and done < size_bytes:
         length = min(size_bytes - done, BOUNCE_BYTES)
         status = read_at(store, bounce, _rounded(store, length), offset + done)
