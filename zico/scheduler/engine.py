@@ -1,9 +1,9 @@
 """The simulator's machine: a clock in compiled code that asks a policy by its address, and does what that says.
 
 Theory of operation
-    Steps end on a clock of their own, the *work clock*, which goes slower than time by what the
-    device slows each of so many jobs that work together; arrivals and second looks are events in
-    time. With no slowdown both are one::
+    Steps end on a clock of their own, the *work clock*. It goes slower than time by what the device
+    slows each of so many jobs that work together. Arrivals and second looks are events in time.
+    With no slowdown both are one::
 
         step ends -> next step: gives back, goes on, or is blocked until memory is free
                   -> iteration ends: waits at the boundary until the policy starts it
@@ -34,8 +34,6 @@ from zico.scheduler.grants import (
     hold,
     look_when_alone_ends,
     may_take,
-    page_out_all,
-    page_step,
     plan_retry,
 )
 from zico.scheduler.jobs import (
@@ -46,6 +44,7 @@ from zico.scheduler.jobs import (
     RUN,
     SAMPLE,
     SAMPLES,
+    Extra,
     arrival_of,
     believed_of,
     need_of,
@@ -134,6 +133,7 @@ def pop(run: RunRecord) -> int:
 # -- jobs in the simulator: how they come, go through the steps of their iterations, and leave -----
 
 _RUNNING, _BOUNDARY = int(JobState.RUNNING), int(JobState.BOUNDARY)
+_BEGINS, _COPIED, _LEAVES, _DECIDED = (int(one) for one in Extra)
 _BYTE = np.dtype(np.uint8)
 
 
@@ -149,7 +149,8 @@ def _uniform(sim_job: SimJob) -> float:
 
 
 @inlined
-def _end_wait(run: RunRecord, sim_job: SimJob) -> None:
+def end_wait(run: RunRecord, sim_job: SimJob) -> None:
+    """Count what a simulated job has waited, if it has."""
     if sim_job.waiting_since_ns != NO_TIME:
         sim_job.iteration_waited_ns += run.now_ns - sim_job.waiting_since_ns
         sim_job.waited_ns += max(0, run.now_ns - max(sim_job.waiting_since_ns, run.warm_up_ns))
@@ -161,7 +162,7 @@ def go_on(run: RunRecord, number: int) -> None:
     """Begin the work of a step whose regions are there."""
     keep_in_line()
     sim_job = sim_job_of(run, number)
-    _end_wait(run, sim_job)
+    end_wait(run, sim_job)
     sim_job.busy = 1
     run.n_busy += 1
     sim_job.step_since = run.clock
@@ -172,13 +173,11 @@ def go_on(run: RunRecord, number: int) -> None:
 
 
 @compiled
-def _begin_step(run: RunRecord, number: int) -> None:
+def begin_step(run: RunRecord, number: int) -> None:
     """Give back what the step does not hold; go on, or wait for what it holds more."""
     keep_in_line()
     sim_job = sim_job_of(run, number)
-    if run.pages:
-        page_step(run, number)
-        go_on(run, number)
+    if run.extra_address != 0 and call(run.extra_address, (run.address, number, _BEGINS)) != 0:
         return
     level = profile_of(sim_job).level[sim_job.step]
     if level < sim_job.held:
@@ -202,18 +201,16 @@ def begin(run: RunRecord, number: int) -> None:
         if sim_job.waiting_since_ns != NO_TIME:
             run.longest_wait_ns = max(run.longest_wait_ns, run.now_ns - sim_job.waiting_since_ns)
     sim_job.phase = _RUNNING
-    sim_job.step = sim_job.bin = sim_job.stopped = 0
+    sim_job.step = sim_job.bin = 0
     sim_job.started_ns = run.now_ns
     profile, believed = profile_of(sim_job), believed_of(sim_job)
     sim_job.claim = believed.peak
     sim_job.claim_extra = sim_job.outgrown = 0
     sim_job.overruns = (profile.n_bins << profile.shift) > expected_end(believed)
-    _end_wait(run, sim_job)
+    end_wait(run, sim_job)
     sim_job.iteration_waited_ns = 0
-    sim_job.delay_ns = round(sim_job.away * run.copy_ns)
-    sim_job.away = 0
     sim_job.slowness = 1 + sim_job.jitter * _uniform(sim_job)
-    _begin_step(run, number)
+    begin_step(run, number)
 
 
 @compiled
@@ -222,7 +219,7 @@ def end_step(run: RunRecord, number: int) -> bool:
     keep_in_line()
     sim_job = sim_job_of(run, number)
     if sim_job.copying:
-        _end_copy(run, number)
+        call(run.extra_address, (run.address, number, _COPIED))
         return True
     profile = profile_of(sim_job)
     sim_job.busy = 0
@@ -231,11 +228,7 @@ def end_step(run: RunRecord, number: int) -> bool:
         sim_job.counted_ns += step_ends_ns(sim_job) - profile.step_ns[sim_job.step]
     if sim_job.step + 1 < profile.n_steps:
         sim_job.step += 1
-        if sim_job.stopped:
-            sim_job.suspended = 1
-            sim_job.waiting_since_ns = run.now_ns
-        else:
-            _begin_step(run, number)
+        begin_step(run, number)
         return False
     _end_iteration(run, number)
     return True
@@ -301,7 +294,8 @@ def _leave(run: RunRecord, number: int) -> None:
     """Take a job out whose last iteration has ended."""
     sim_job = sim_job_of(run, number)
     hold(run, number, 0)
-    page_out_all(run, number)
+    if run.extra_address != 0:
+        call(run.extra_address, (run.address, number, _LEAVES))
     sim_job.present = 0
     sim_job.left_ns = run.now_ns
     run.n_waiting -= 1
@@ -321,36 +315,6 @@ def _forget(run: RunRecord) -> None:
     run.changed = 1
     array_at(run.memory_address, MEMORY_BYTES, _BYTE)[:] = 0
     array_at(run.memos_address, run.n_present * MEMO_BYTES, _BYTE)[:] = 0
-
-
-# -- what some policies and loads do besides -------------------------------------------------------
-
-
-@compiled
-def resume(run: RunRecord, number: int) -> None:
-    """Let a suspended simulated job go on with its next step."""
-    sim_job = sim_job_of(run, number)
-    sim_job.suspended = 0
-    _end_wait(run, sim_job)
-    _begin_step(run, number)
-
-
-@compiled
-def copy_out(run: RunRecord, number: int) -> None:
-    """Begin to copy out what a simulated job holds at its boundary."""
-    sim_job = sim_job_of(run, number)
-    sim_job.copying = 1
-    run.copied += sim_job.held
-    push(run, run.clock + max(1, round(sim_job.held * run.copy_ns)), number)
-
-
-@compiled
-def _end_copy(run: RunRecord, number: int) -> None:
-    keep_out_of_line()
-    sim_job = sim_job_of(run, number)
-    sim_job.copying = 0
-    sim_job.away = sim_job.held
-    hold(run, number, 0)
 
 
 @compiled
@@ -429,27 +393,8 @@ def _decide(run: RunRecord) -> None:
             sim_job.reasons[decision.reason] += 1
             sim_job.against[decision.reason] = NOBODY if decision.against < 0 else present[decision.against]
     if run.pauses:
-        look_at_ns = min(look_at_ns, _obey(run))
+        look_at_ns = min(look_at_ns, call(run.extra_address, (run.address, NOBODY, _DECIDED)))
     run.look_at_ns = max(run.now_ns + 1, look_at_ns) if look_at_ns < FOREVER else FOREVER
-
-
-@compiled
-def _obey(run: RunRecord) -> int:
-    """Stop, let go on and copy out whom the policy says; returns when it wants to be asked again because of them."""
-    keep_out_of_line()
-    snapshot, present = snapshot_of(run), present_in(run)
-    look_at_ns = FOREVER
-    for i in range(snapshot.n):
-        sim_job, decision = sim_job_of(run, present[i]), decision_at(snapshot, i)
-        sim_job.yields = decision.yields
-        look_at_ns = look_at_ns if decision.until_ns == NO_TIME else min(look_at_ns, decision.until_ns)
-        if sim_job.phase == _RUNNING:
-            sim_job.stopped = decision.pauses
-            if sim_job.suspended and not sim_job.stopped:
-                resume(run, present[i])
-        elif decision.evicts and not decision.starts and not sim_job.copying and sim_job.held > 0:
-            copy_out(run, present[i])
-    return look_at_ns
 
 
 @compiled

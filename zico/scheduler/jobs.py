@@ -6,6 +6,7 @@ in events, not time, and the profile that the scheduler was told.
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -61,14 +62,14 @@ class SimJob(SnapshotJob):
     left_ns: I8
     counted: I8  # iterations ended after the warm-up
     next_phase: I8
-    stopped: I8  # it is to stop at the end of its step
-    suspended: I8  # it has
+    delay_ns: I8  # of its next step: what is brought in before it
+    suspended: I8  # it goes on when its policy says so
     copying: I8  # what it holds is on its way out
+    stopped: I8  # of what is extra, as all up to ``worked_ns``: it is to be suspended at the end of its step
     away: I8  # regions that were copied out
     yields: I8
     resident: F8  # regions of those held that are on the device
     worked_ns: I8  # when it last began a step
-    delay_ns: I8  # of its next step: what is brought in before it
     served_work: F8  # both fade
     served_time: F8
     served_at_ns: I8
@@ -122,8 +123,23 @@ class LogRecord(Record, align=False):
 LOG = dtype_of(LogRecord)
 
 
+class Extra(enum.IntEnum):
+    """What the engine calls ``extra_address`` for, with a run's address and a simulated job's number."""
+
+    BEGINS = 0
+    """Its step begins; 1: that has been seen to."""
+    COPIED = 1
+    """What it held has been copied out."""
+    LEAVES = 2
+    DECIDED = 3
+    """The policy has decided about all; returns when it wants to be asked again."""
+
+
 class RunRecord(Record):
     """A simulation as a whole."""
+
+    address: I8  # of this record
+    extra_address: I8  # of the function that does for the policy what no broker can; 0: none
 
     policy_address: I8
     use_claims: I8

@@ -11,8 +11,8 @@ Theory of operation
                   waits for regions           waits for the policy
 
     Where nobody could go on, one blocked job gets its regions from outside the budget: a stall,
-    which without overflow would be a deadlock. Policies that page, pause or evict are served as
-    well (``state.Capabilities``).
+    which without overflow would be a deadlock. The laboratory serves policies that page, pause or
+    evict (``state.Capabilities``).
 
 Guarantees
     * Deterministic: the same loads, budgets, policy, device and seed give the same outcome.
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zico.base import laboratory
 from zico.base.compiled import call, compiled
 from zico.base.errors import ProblemError
 from zico.base.libc import monotonic_ns
@@ -240,6 +241,9 @@ class Simulation:
         run["plans"] = policy.plan is not None
         for name in ("pauses", "watches", "pages", "asks", "offline"):
             run[name] = getattr(policy.capabilities, name)
+        if policy.capabilities.pauses or policy.capabilities.pages:
+            serve = laboratory.part("simulator.pauses_and_pages", "serve", f"the policy {policy.name}")
+            run["extra_address"], run["address"] = serve.address, self._run.ctypes.data
         run["fault_ns"], run["copy_ns"] = device.region_fault_ns(region_bytes), device.region_copy_ns(region_bytes)
         self._lay_out(run, sorted(budgets), samples=samples)
 
