@@ -14,7 +14,7 @@ import common
 import numpy as np
 
 from zico.base.units import GIB, KIB, MIB, format_bytes, parse_size
-from zico.lab.packing.dynamic_fit import DYNAMIC, ByClass
+from zico.lab.packing.classic import DYNAMIC, ByClass
 from zico.planning.packing.judge import held_regions, judge, live_bytes
 from zico.planning.packing.problem import NoPlan, Problem
 from zico.planning.packing.regions import Options, Regions

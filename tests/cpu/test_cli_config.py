@@ -27,8 +27,7 @@ from zico.broker.saving import Wish
 from zico.cli.broker import broker
 from zico.cli.options import KEYS, given_in, read_settings
 from zico.cli.run import run
-from zico.job.naming import job_name
-from zico.job.settings import JobSettings, job_settings
+from zico.job.settings import JobSettings, job_name, job_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,9 +12,9 @@ import pytest
 
 from zico.base.errors import ConfigError
 from zico.integrations import figures as of_figures
+from zico.integrations import first_of
 from zico.integrations import optuna as integration
 from zico.integrations.figures import LOGGED, Figures, Part, figures
-from zico.integrations.libraries import first_of
 from zico.job import session
 
 if TYPE_CHECKING:

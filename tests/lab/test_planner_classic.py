@@ -10,9 +10,8 @@ from cpu.support.planner_cases import crowd, problems
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.lab.packing.classic import Classic, Fit, Order, order_of, place_in_order, smartpool
+from zico.lab.packing.classic import DYNAMIC, ByClass, Classic, Fit, Order, order_of, place_in_order, smartpool
 from zico.lab.packing.compare import PLANNERS
-from zico.lab.packing.dynamic_fit import DYNAMIC, ByClass
 from zico.planning.packing.judge import judge
 from zico.planning.packing.problem import NoPlan, Plan, Problem, Reason
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from zico.integrations import first_of
 from zico.integrations.figures import figures
-from zico.integrations.libraries import first_of
 
 TESTED_VERSION = "2.6"
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes
+from zico.integrations import first_of
 from zico.integrations.figures import PREFIX, Figures, Part
-from zico.integrations.libraries import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,7 +30,7 @@ from zico.base.rundir import base_directory
 from zico.base.saying import inform
 from zico.base.settings import HOST, JOB_VARIABLE, SOCKET_VARIABLE, STARTING_VARIABLE
 from zico.base.units import format_bytes, parse_size
-from zico.integrations.libraries import first_of
+from zico.integrations import first_of
 from zico.job import joining
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import re
 import sys
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ConfigError
@@ -17,6 +18,7 @@ from zico.base.settings import (
     RING_VARIABLE,
     RUN_VARIABLE,
     Setting,
+    fitting_name,
     parsed,
 )
 from zico.base.units import format_bytes, parse_size
@@ -24,7 +26,6 @@ from zico.broker.protocol.messages import DEFAULT_SHARE, MAX_NAME_CHARS, MAX_RUN
 from zico.broker.saving import DEFAULT_WISH, Wish, wish_in
 from zico.broker.shares import share_in
 from zico.heap.layout import GRANULE_BYTES
-from zico.job.naming import job_name
 from zico.paging.layout import MOST_DEGREE
 
 if TYPE_CHECKING:
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 
 
 _RUN = re.compile(f"[0-9a-f]{{1,{MAX_RUN_CHARS}}}")
+_KERNEL = "ipykernel_launcher"
+"""The script of every notebook's process."""
+_SESSION_VARIABLE = "JPY_SESSION_NAME"
+"""Jupyter's server, from 2.0 on, tells a kernel its notebook's path in this variable."""
+_VSCODE_NAME = "__vsc_ipynb_file__"
+"""Visual Studio Code tells the same by this one of a notebook's own variables."""
+_NO_SCRIPT = ("-c", "-m")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +104,23 @@ def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
         ops=bool(environ.get(OPS_VARIABLE)),
         plans=environ.get(PLAN_VARIABLE) != "off",
     )
+
+
+def job_name(environ: Mapping[str, str], script: str) -> str:
+    """Return the name of a job's process: the given one, else its notebook's or its script's."""
+    if environ.get(JOB_VARIABLE):
+        return environ[JOB_VARIABLE]
+    if PurePath(script).stem == _KERNEL:
+        # The server of Visual Studio Code has sessions with paths of its own.
+        script = _vscode_notebook() or environ.get(_SESSION_VARIABLE) or "notebook"
+    return "job" if script in _NO_SCRIPT else fitting_name(PurePath(script).stem)
+
+
+def _vscode_notebook() -> str:
+    """Return the path of the notebook that runs in this process, if Visual Studio Code has told it."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    path = getattr(shell, "user_ns", {}).get(_VSCODE_NAME)
+    return path if isinstance(path, str) else ""
 
 
 def _parse_threshold(text: str) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from zico.base.settings import RUN_VARIABLE
 from zico.job import session
-from zico.job.naming import job_name
+from zico.job.settings import job_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
