@@ -364,7 +364,7 @@ def simulated_again(form: str, options: Namespace) -> None:
 
 def _again(pair: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield for each row of a pair what was real, what was simulated then, and what is simulated now."""
-    loads = [_load_of(job) for job in pair["jobs"]]
+    loads = [load_of(job) for job in pair["jobs"]]
     slowdown = (1.0, 1.0, pair["slowdown"])
     base, _ = simulated(loads, "zico", pair["budgets"][str(UNLIMITED)], slowdown)
     for row in pair["rows"]:
@@ -374,10 +374,10 @@ def _again(pair: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield kept | {"real": real, "then": row["simulated"], "now": over(now, base)}
 
 
-def _load_of(job: dict[str, Any]) -> Load:
-    """Return the job that a result tells of."""
+def load_of(job: dict[str, Any], shift: int = 0) -> Load:
+    """Return the job that a result tells of, with 2 ** shift events for each step of its curve."""
     t_ns, held = zip(*job["curve"], strict=True)
-    profile = Profile(held, t_ns, round(job["iteration_s"] * 1e9), 0, len(held))
+    profile = Profile(held, t_ns, round(job["iteration_s"] * 1e9), shift, len(held) << shift)
     return Load(job["name"], profile, job["persistent"], jitter=job["jitter"])
 
 
@@ -405,8 +405,8 @@ def main() -> int:
     chosen = {
         name: jobs for name, jobs in pairs(smoke=options.smoke).items() if not options.pair or name in options.pair
     }
-    names = ("seconds", "settle", "form", "repeat", "warm_up", "share", "policy")
-    result = common.document(NAMES[options.form], QUESTION, {name: getattr(options, name) for name in names})
+    settings = common.chosen(options, "seconds", "settle", "form", "repeat", "warm_up", "share", "policy")
+    result = common.document(NAMES[options.form], QUESTION, settings)
     known: dict[Job, Alone] = {}
     result["pairs"] = _kept(result, options)
     for name, jobs in chosen.items():

@@ -63,17 +63,12 @@ def text_of(result: dict[str, Any]) -> str:
 
 def main() -> int:
     """Measure, print, write; returns the exit code, 1 if a run failed."""
-    parser = common.parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=75.0, help="how long each job trains in each run")
-    parser.add_argument("--repeat", type=int, default=4, help="rounds of each budget")
-    parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job left out")
+    parser = together.parser(__doc__, seconds=75.0, repeat=4)
     options = parser.parse_args()
     if options.smoke:
         options.seconds, options.repeat, options.warm_up = 4.0, 1, 1
     (pair, *_) = colocation.pairs(smoke=options.smoke)
-    result = common.document(
-        "auto_turns", QUESTION, {name: getattr(options, name) for name in ("seconds", "repeat", "warm_up")}
-    )
+    result = common.document("auto_turns", QUESTION, common.chosen(options, "seconds", "repeat", "warm_up"))
     result["rounds"] = []
     directory = common.output_directory(options)
     runner = colocation.Runner(pair, options.seconds, options.warm_up)

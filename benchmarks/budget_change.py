@@ -178,8 +178,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.smoke:
         options.seconds, options.warm_up = 4.0, 2
-    settings = {name: getattr(options, name) for name in ("seconds", "warm_up")}
-    result = common.document("budget_change", QUESTION, settings | {"shares": SHARES})
+    settings = common.chosen(options, "seconds", "warm_up") | {"shares": SHARES}
+    result = common.document("budget_change", QUESTION, settings)
     figures, report = measure(options)
     try:
         result |= figures

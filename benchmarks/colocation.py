@@ -330,10 +330,7 @@ def _side_checks(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print, write; returns the exit code, 1 if a run failed."""
-    parser = common.parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=40.0, help="how long each job trains in each run")
-    parser.add_argument("--repeat", type=int, default=3, help="rounds")
-    parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job left out")
+    parser = together.parser(__doc__, seconds=40.0, repeat=3)
     parser.add_argument("--share", type=int, action="append", help="budget in percent (default: 50 to 100)")
     parser.add_argument("--policy", action="append", choices=("zico", "serial", "none"), help="default: all")
     parser.add_argument("--save", action="append", choices=("swap", "page", "auto"), help="measure these, too")
@@ -345,7 +342,7 @@ def main() -> int:
     if options.smoke:
         options.seconds, options.repeat, options.share, options.policy, options.warm_up = 4.0, 1, [70], ["zico"], 1
     chosen = [pair for pair in pairs(smoke=options.smoke) if not options.pair or pair.name in options.pair]
-    settings = {name: getattr(options, name) for name in ("seconds", "repeat", "warm_up")}
+    settings = common.chosen(options, "seconds", "repeat", "warm_up")
     settings |= {"shares": options.share or SHARES, "policies": options.policy, "save": options.save}
     result = common.document(options.name, QUESTION, settings)
     result["pairs"] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import functools
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -90,6 +91,15 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def digest(version: str, patterns: Iterable[str]) -> str:
+    """Return a digest of a version and of all files that match, by which what they make is kept."""
+    found = hashlib.sha256(version.encode())
+    for pattern in patterns:
+        for source in sorted(ROOT.glob(pattern)):
+            found.update(source.read_bytes())
+    return found.hexdigest()[:16]
 
 
 # -- statistics ------------------------------------------------------------------------------------
@@ -186,6 +196,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 AGAIN = "measure nothing: write the text of the committed figures"
+
+
+def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return what was chosen of these options, as a result tells it."""
+    return {name: getattr(options, name) for name in names}
 
 
 def output_directory(options: argparse.Namespace) -> Path | None:

@@ -170,11 +170,8 @@ def text_of(result: dict[str, Any]) -> str:
 
 def main() -> int:
     """Measure, print, write; returns the exit code, 1 if a run failed."""
-    parser = common.parser(__doc__)
+    parser = together.parser(__doc__, seconds=40.0, repeat=3)
     parser.add_argument("old", nargs="?", default="HEAD", help="the commit to compare with (default: HEAD)")
-    parser.add_argument("--seconds", type=float, default=40.0, help="how long each job trains in each run")
-    parser.add_argument("--repeat", type=int, default=3, help="rounds of each budget")
-    parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job left out")
     parser.add_argument("--share", type=int, action="append", help="budget in percent (default: 70 and 80)")
     parser.add_argument("--save", action="append", choices=("none", "auto"), help="of trained jobs (default: none)")
     parser.add_argument("--slo", help="what a trained pair's first job is promised, such as 25%%")
@@ -188,7 +185,7 @@ def main() -> int:
     known = [pair.name for pair in pairs(smoke=options.smoke)] if options.form == "trained" else list(_committed())
     if unknown := set(options.pair or known) - set(known):
         parser.error(f"--pair: there is no {'; '.join(sorted(unknown))}. There are: {'; '.join(known)}")
-    settings = {name: getattr(options, name) for name in ("old", "form", "slo", "seconds", "repeat", "warm_up")}
+    settings = common.chosen(options, "old", "form", "slo", "seconds", "repeat", "warm_up")
     result = common.document(options.name, QUESTION, settings)
     result["rounds"] = []
     directory = common.output_directory(options)

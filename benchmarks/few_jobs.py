@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
+from agreement import load_of
 from greedy_comparison import MS, Kind, random_job
 
 from zico.scheduler.packed import Compiled
 from zico.scheduler.plan import decide
 from zico.scheduler.policies import policy_named
 from zico.scheduler.simulate import Load, Simulation
-from zico.scheduler.state import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,13 +52,8 @@ EVENTS_SHIFT = 4
 def curves() -> dict[str, Load]:
     """Return the jobs whose curves were observed."""
     observed = json.loads((common.RESULTS / "agreement.json").read_text())["pairs"]
-    return {job["name"]: _observed(job) for pair in observed.values() for job in pair["jobs"][::-1]}
-
-
-def _observed(job: dict[str, Any]) -> Load:
-    t_ns, held = zip(*job["curve"], strict=True)
-    profile = Profile(held, t_ns, round(job["iteration_s"] * 1e9), EVENTS_SHIFT, len(held) << EVENTS_SHIFT)
-    return Load(job["name"], profile, job["persistent"])
+    jobs = [job for pair in observed.values() for job in pair["jobs"][::-1]]
+    return {job["name"]: dataclasses.replace(load_of(job, EVENTS_SHIFT), jitter=0.0) for job in jobs}
 
 
 def sets() -> Iterator[tuple[str, list[Load]]]:

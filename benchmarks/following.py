@@ -259,7 +259,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.smoke:
         options.repeat, options.seconds = 3, 0.0
-    settings = {name: getattr(options, name) for name in ("iterations", "repeat", "seconds", "warm_up")}
+    settings = common.chosen(options, "iterations", "repeat", "seconds", "warm_up")
     settings |= {"budget_bytes": BUDGET_BYTES, "region_bytes": REGION_BYTES, "layers": LAYERS}
     directory = common.output_directory(options)
     if not options.ops:

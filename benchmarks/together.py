@@ -31,10 +31,12 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+import common
 import numpy as np
 from common import ROOT, ZICO
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     Watch = Callable[[dict[str, list[float]]], None]
@@ -110,6 +112,15 @@ class Together:
         """Return each job's iterations per second over the common window."""
         begin, end = self.window_s(warm_up)
         return [(count_at(ends, end) - count_at(ends, begin)) / (end - begin) for ends in self.ends_s]
+
+
+def parser(description: str | None, *, seconds: float, repeat: int) -> argparse.ArgumentParser:
+    """Return a parser with the options of benchmarks in which jobs train for some time, in rounds."""
+    made = common.parser(description)
+    made.add_argument("--seconds", type=float, default=seconds, help="how long each job trains in each run")
+    made.add_argument("--repeat", type=int, default=repeat, help="rounds of each budget")
+    made.add_argument("--warm-up", type=int, default=WARM_UP, help="iterations of each job left out")
+    return made
 
 
 def tells_end(line: bytes) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-import hashlib
 import importlib
 import sys
 import time
@@ -120,11 +119,7 @@ def zoo_trace(model: Model, device: str = DEVICE, **arguments: int) -> Trace:
 
 @functools.cache
 def _digest() -> str:
-    digest = hashlib.sha256(torch.__version__.encode())
-    for pattern in _TRACED_BY:
-        for source in sorted(common.ROOT.glob(pattern)):
-            digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
+    return common.digest(torch.__version__, _TRACED_BY)
 
 
 # -- the peak, fake and real -----------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import importlib
 import sys
 from typing import TYPE_CHECKING
@@ -67,8 +66,4 @@ def _write(path: Path, script: str, function: str, arguments: dict[str, int | st
 
 @functools.cache
 def _digest() -> str:
-    digest = hashlib.sha256(importlib.import_module("torch").__version__.encode())
-    for pattern in _TRACED_BY:
-        for source in sorted(common.ROOT.glob(pattern)):
-            digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
+    return common.digest(importlib.import_module("torch").__version__, _TRACED_BY)
