@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,11 @@ RECORDS = [WRITTEN_BY_A_BENCHMARK, DOCS / "results-history.md"]
 GUIDES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page not in RECORDS)]
 """What users read, but for the pages on design."""
 LINKED = [*GUIDES, *RECORDS, ROOT / "CONTRIBUTING.md", *sorted((DOCS / "design").glob("*.md"))]
+
+PICTURES = ("tensor.md", "iteration.md")
+"""Pages of ``docs/design`` that a newcomer reads first."""
+MOST_STEPS = 10
+STEP = re.compile(r"^\| (\d+) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 
 MOST_LINES = 160
 MOST_COLUMNS = 100
@@ -174,6 +180,37 @@ def test_an_unknown_option_is_found() -> None:
     text = "`zico run --fast`, `zico fly`, `--slow`\n\n    $ zico trace show FILE --csv X --pdf Y\n"
     said = ["--fast in 'zico run --fast'", "zico fly", "--slow in '--slow'"]
     assert unknown_options(text) == [*said, "--pdf in 'zico trace show FILE --csv X --pdf Y'"]
+
+
+def steps_without_code(page: str) -> list[str]:
+    """Return what a picture's steps name that no file of the step has, and files that have nothing of it."""
+    lost = []
+    for number, files, functions in STEP.findall(page):
+        named = re.findall("`([^`]+)`", functions)
+        has = {}
+        for file in re.findall("`([^`]+)`", files):
+            tree = ast.parse((ROOT / file).read_text()) if (ROOT / file).exists() else ast.Module()
+            has[file] = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        lost += [f"{number}: {name}" for name in named if not any(name in names for names in has.values())]
+        lost += [f"{number}: {file}" for file, names in has.items() if not names & set(named)]
+    return lost
+
+
+@pytest.mark.parametrize("page", PICTURES)
+def test_a_picture_has_at_most_ten_steps_and_each_is_in_the_code(page: str) -> None:
+    """Each step of how a tensor gets its place and an iteration its start names files, and a function of each."""
+    text = (DOCS / "design" / page).read_text()
+    assert [int(number) for number, *_ in STEP.findall(text)] == list(range(1, MOST_STEPS + 1))
+    assert len(re.findall(r"^\| \d+ \|", text, flags=re.MULTILINE)) == MOST_STEPS
+    assert steps_without_code(text) == []
+    assert f"]({page})" in (DOCS / "design" / "README.md").read_text().partition("\n## Pages")[0]
+
+
+def test_a_step_that_leads_nowhere_is_found() -> None:
+    """The check sees a function that no file has, a file that is not there, and one that has nothing of the step."""
+    step = "| 7 | It waits | `zico/pool/waits.py`, `zico/no.py` | `wait`, `no_such` |"
+    assert steps_without_code(step) == ["7: no_such", "7: zico/no.py"]
+    assert steps_without_code(step.replace("`wait`, `no_such`", "`wait`").replace(", `zico/no.py`", "")) == []
 
 
 def test_every_page_is_in_the_navigation() -> None:
