@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zico.planning.saving.graph_rebuilding import PIVOT_BYTES, SMALL_BYTES, Operation, Rebuilding, StepGraph
+from zico.planning.saving.graph_rebuilding import PIVOT_BYTES, Operation, Rebuilding, StepGraph
+from zico.planning.saving.problem import LEAST_BYTES
 
 MIB = 1 << 20
 
@@ -92,7 +93,7 @@ def test_results_that_share_memory_count_once() -> None:
 
 def test_small_results_stay() -> None:
     """Many copies would save little."""
-    small = [source(), forward(0, passes=None), forward(1, mib=SMALL_BYTES / MIB / 2), forward(2, passes=None)]
+    small = [source(), forward(0, passes=None), forward(1, mib=LEAST_BYTES / MIB / 2), forward(2, passes=None)]
     graph = StepGraph([*small, backward(3), backward(4, 2, 1)])
     assert graph.plan(0).copies == ()
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from zico.base.errors import ConfigError
 from zico.base.settings import HOST, Setting, kind_of
 from zico.base.units import format_bytes
+from zico.broker.trials import LEAST_WAITED
 from zico.cli.options import settings_with
 from zico.launch.jobs import split_commands
 from zico.launch.measuring import measure
@@ -32,7 +33,6 @@ SCHEMA = "zico.fit.measured.v1"
 PAYS, DOES_NOT_PAY = range(2)
 LEAST_GAIN = 1.05
 """Sharing pays from this gain on: less is within what runs of some seconds differ by."""
-MUCH_WAITING = 0.1
 SECONDS, DEADLINE_S = 10.0, 600.0
 MOST_S = 86_400.0
 SERIAL = "serial"
@@ -167,12 +167,12 @@ def advice(ways: Sequence[Together], policy: str, *, on_gpu: bool, mps: bool) ->
             f"{best.gain:.2f} times what one after the other does"
         )
     else:
-        reason = "" if waited >= MUCH_WAITING else "one job keeps the device busy, and "
+        reason = "" if waited >= LEAST_WAITED else "one job keeps the device busy, and "
         text = (
             f"run them one after the other: {reason}the fastest way together ({said}) does {best.gain:.2f} times "
             "as much in the same time"
         )
-    if waited >= MUCH_WAITING:
+    if waited >= LEAST_WAITED:
         text += f"; a job waited {waited:.0%} of the time, which a larger --budget may shorten"
     if on_gpu and not mps and has_mps():
         text += "; with --mps overlapping kernels are measured, too"
@@ -207,4 +207,4 @@ def _show(found: Measured) -> None:
 
 def _cell(way: Together, number: int) -> str:
     waited = way.waited[number]
-    return f"{way.iterations_per_s[number]:.2f} it/s" + (f", waits {waited:.0%}" if waited >= MUCH_WAITING else "")
+    return f"{way.iterations_per_s[number]:.2f} it/s" + (f", waits {waited:.0%}" if waited >= LEAST_WAITED else "")

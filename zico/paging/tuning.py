@@ -2,10 +2,10 @@
 
 Theory of operation
     What faults cost an iteration is compared between degrees a factor of two apart, four iterations
-    each, of which the best one counts: in the first ones of a degree, blocks are still where the
-    last degree left them. The tuning goes on in a direction while that helps by a fiftieth, tries
-    the other one once if the first did not help, and then keeps the best for 64 iterations. A trial
-    costs faults, so none begins where less than a hundredth of the time is lost::
+    each, of which the best one counts. In the first ones of a degree, blocks are still where the
+    last degree left them. The tuning goes on in a direction while that helps by a fiftieth. It
+    tries the other one once if the first did not help, and then keeps the best for 64 iterations. A
+    trial costs faults, so none begins where less than a hundredth of the time is lost::
 
         32 -> 64 worse -> 16 better -> 8 worse -> 16 for 64 iterations -> 32 ...
 
@@ -29,7 +29,7 @@ LEAST_DEGREE = 8
 """Source: the least that DeepUM's authors tried."""
 _WARM_UP = 4  # iterations in which tables fill
 _TRIAL = 4
-_REST = 64
+_REST = 16 * _TRIAL  # so that few iterations are trials
 _GAIN = 50  # better by a 50th
 _WORTH = 100  # of an iteration's time: what is lost in less is not worth a trial
 

@@ -1,8 +1,8 @@
 """Waits that need no Python: the loop of every wait, and how one for memory begins, ends and turns to others.
 
 Guarantees
-    7. Every sleep ends after one slice at the latest and then looks around: at dead processes if
-       the broker is gone, at a state in which nobody can go on, at the caller's deadline.
+    7. Every sleep ends after one slice at the latest and then looks around. It looks at dead
+       processes if the broker is gone, at a state in which nobody can go on, and at the deadline.
     A waiting thread sleeps on a futex in the shared table. Whoever ends the wait needs nothing from
     this process. The job that asks others to evict is not asked, nor is one that runs. No regions
     change hands here.
@@ -69,8 +69,9 @@ _ADMITS_OFFSET = int(JOB.fields["broker_admits"][1])
 _WORD_MASK = 0x3FFFFFFF
 _GROWTH_SHIFT = 3  # an eighth: few questions, and little that leaves needlessly
 
-STUCK_NS = 200_000_000
-"""A state in which every job waits, and nothing has changed for so long, will not change by itself.
+STUCK_NS = living.SEEN_NS
+"""A state in which every job waits, and nothing has changed for so long, will not change by itself. Who
+goes on is seen to within this time.
 
 Beside a job that does something else, and may free memory as it does, it takes ``rules.STILL_NS``. So
 it does where devices still work for ranks that wait for each other, perhaps in a collective. Where
@@ -296,8 +297,8 @@ def sleep_until_change(pool: Member, sequence: int) -> bool:
 def standstill(pool: Member) -> int:
     """Return a number that stays the same while nobody makes progress that others may wait for.
 
-    A job that has been in its iteration for too long does not count, nor does the memory that comes
-    and goes with it: it may evaluate for hours.
+    A job that has been in its iteration for too long does not count, since it may evaluate for
+    hours. Nor does the memory that comes and goes with it.
     """
     keep_out_of_line()
     header = header_of(pool)
@@ -441,7 +442,7 @@ def ask_to_evict(pool: Member, sequence: int) -> int:
 def _lack(pool: Member) -> int:
     """Return the regions without which this job cannot end its iteration, or which its tensor needs at least.
 
-    Where no profile says what it lacks, it asks for an eighth of what it holds: each time it asks,
+    Where no profile says what it lacks, it asks for an eighth of what it holds. Each time it asks,
     everybody has come to a standstill before.
     """
     header = header_of(pool)

@@ -2,7 +2,7 @@
 
 Theory of operation
     Progress counts allocations and frees of one iteration. A ``CURVE`` divides it into bins of
-    ``2**shift`` events; when all bins are used, neighbours are merged and bins double, so an
+    ``2**shift`` events. When all bins are used, neighbours are merged and bins double. So an
     iteration of any length costs at most one clock reading per bin and fits a fixed space. Here
     bins of 2 events, 6 in use, become bins of 4::
 
@@ -85,9 +85,9 @@ _TYPICAL_SLACK_EVENTS = 8
 SLACK_SHIFT = 4
 """Iterations of a kind differ by at most a sixteenth, or by ``_TYPICAL_SLACK_EVENTS``."""
 _DECAY_SHIFT = 3  # an eighth an iteration: a peak that does not come back is forgotten in about ten
-GUARD_BINS = 4
-"""A claim falls at most so many bins later than the profile says; see ``guard_of``."""
 _GUARD_SHIFT = 5
+GUARD_BINS = (CURVE_BINS >> 1) >> _GUARD_SHIFT
+"""A claim falls at most so many bins later than the profile says; see ``guard_of``."""
 
 
 @compiled

@@ -5,9 +5,9 @@ Theory of operation
     is the last forward operation: all that the backward pass proper depends on it. What backward
     operations read from before the pivot is *kept* across it, and that is most of a step's peak.
 
-    A kept result of a cheap operation is dropped, and a copy of the operation runs again just
-    before the first backward operation that reads it. Its inputs are kept then, or are made again
-    themselves. The search begins with copies of everything that can run again, and takes back what
+    A kept result of a cheap operation is dropped. A copy of the operation runs again just before
+    the first backward operation that reads it. Its inputs are kept then, or are made again
+    themselves. The search begins with copies of everything that can run again. It takes back what
     costs most time for the memory that it saves, as long as what is kept stays within the limit.
 
     Frameworks also run backward operations early that need nothing but forward results, and keep
@@ -26,6 +26,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from zico.planning.saving.clock import now_s
+from zico.planning.saving.problem import LEAST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     Result = tuple[int, int]
     """An operation's number, and which of its results."""
 
-SMALL_BYTES = 64 << 10
-"""Results below this are kept: many copies would save little."""
 PIVOT_BYTES = 1024
 SHRINKS = 2
 """An operation runs early if what it reads is so many times what it makes."""
@@ -210,7 +209,7 @@ class StepGraph:
             seen.add(result)
             i, which = result
             operation = self._operations[i]
-            if i in again and (operation.is_view or operation.output_bytes[which] >= SMALL_BYTES):
+            if i in again and (operation.is_view or operation.output_bytes[which] >= LEAST_BYTES):
                 copies.add(i)
                 waiting.extend(operation.inputs)
             else:

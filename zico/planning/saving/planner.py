@@ -1,18 +1,18 @@
 """The planner of jobs: it drops, prunes and moves, in compiled code that holds no lock of the interpreter's.
 
 Theory of operation
-    A *start* is an order of operations in which results are made again: all that can be, those that
-    are cheap for their bytes, or those that a run evicts when memory is full. ``_pruned`` leaves
-    repeats out, the dearest first, as long as the limit is kept. The load of each step is kept
-    while it does so: leaving a repeat out changes it only between the use before and the repeat.
-    Where no start keeps the limit, the best are disturbed, repeats put back at random, and pruned
-    again, at a price for what is held beyond it.
+    A *start* is an order of operations in which results are made again. They are all that can be,
+    those that are cheap for their bytes, or those that a run evicts when memory is full.
+    ``_pruned`` leaves repeats out, the dearest first, as long as the limit is kept. The load of
+    each step is kept while it does so: leaving a repeat out changes it only between the use before
+    and the repeat. Where no start keeps the limit, the best are disturbed: repeats are put back at
+    random. They are pruned again, at a price for what is held beyond it.
 
     Starts that are pruned to higher limits hold too much. There tensors move: at the highest peak
     the one that is idle longest beside its copies, until the limit is kept. Copies out go when their
     gap opens, those back as late as links and memory allow, by the times of the replay before.
-    Then single tensors are moved or kept, and single repeats left out or put back, as long as the
-    replay says that an iteration takes less::
+    Then single tensors are moved or kept, and single repeats left out or put back. That goes on as
+    long as the replay says that an iteration takes less::
 
         start      f0 f1 f2 b2 f1 b1 f0 b0
         pruned     f0 f1 f2 b2 b1 f0 b0         f1 fits
@@ -36,13 +36,13 @@ import numpy as np
 
 from zico.base.compiled import compiled, entry
 from zico.base.programs import program
-from zico.base.units import KIB, format_bytes
+from zico.base.units import format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving import fast
 from zico.planning.saving.iteration import FORWARD, LIMIT, PERIOD, Given, Made, iteration_of
 from zico.planning.saving.mixed import SavePlan
 from zico.planning.saving.moving import BOTH, EARLY, LATE, Moves, Times, chosen, ideal, streams, tried
-from zico.planning.saving.problem import Int64s, SwapPlan, Transfers, no_swaps
+from zico.planning.saving.problem import LEAST_BYTES, Int64s, SwapPlan, Transfers, no_swaps
 from zico.planning.saving.pruning import (
     BY_BYTES,
     BY_COST,
@@ -79,14 +79,12 @@ if TYPE_CHECKING:
 
 WORK = 400_000_000
 """A search costs at most so many steps, each of about a nanosecond."""
-_WORK_EACH = 4_000_000
-"""A short iteration's search costs at most so many steps for each operation."""
+_WORK_EACH = WORK // 100
+"""An iteration of fewer than a hundred operations gets so many steps for each."""
 _MANY = 2500
 """Of more operations, fewer steps are left to count: what is done in any case takes longer."""
 _MOST_OPS = 1 << 17
 """Longer iterations get no plan: the places of their operations do not fit ``moving``'s sort keys."""
-_LEAST_BYTES = 64 * KIB
-"""Smaller tensors stay where they are."""
 _SEED = 88172645
 
 
@@ -587,7 +585,7 @@ def given(problem: SwapProblem, graph: Graph) -> Given:
         *rows(graph.results),
         *rows(graph.readers),
         *rows(leaves),
-        np.array([problem.period_ns, limit, min(_LEAST_BYTES, max(limit // 1000, 1)), graph.n_forward], np.int64),
+        np.array([problem.period_ns, limit, min(LEAST_BYTES, max(limit // 1000, 1)), graph.n_forward], np.int64),
     )
 
 

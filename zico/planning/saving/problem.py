@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zico.base.errors import ProblemError
-from zico.base.units import GIB
+from zico.base.units import GIB, KIB
 
 if TYPE_CHECKING:
     from zico.planning.packing.problem import NoPlan
@@ -40,6 +40,8 @@ PERSISTENT = -1
 """Stands for ``alloc_op`` and ``free_op`` of a tensor that outlives iterations."""
 LARGEST = 1 << 60
 """Bytes or nanoseconds: sums of a problem's numbers must stay below 2**63."""
+LEAST_BYTES = 64 * KIB
+"""Smaller tensors stay: they are not in the pool (docs/design/README.md: granule)."""
 PCIE_BANDWIDTH = 12.0 * GIB
 """Bytes per second each way: what pinned memory reaches on PCIe 3.0 x16 (Capuchin, ASPLOS 2020, measures 12 GB/s)."""
 
@@ -257,9 +259,9 @@ def _refuse(noun: str, wrong: Bools, text: str, value: Int64s, owner: Int64s | N
 # for.
 #
 # Each direction has one stream, which works in the order in which transfers are asked for. A
-# transfer is asked for when an operation *begins*, by which time that operation has its memory; so
+# transfer is asked for when an operation *begins*, by which time that operation has its memory. So
 # what the stream then brings back can only make later operations wait. A transfer out starts no
-# earlier than the end of the access before its gap, one back no earlier than the end of the
+# earlier than the end of the access before its gap. One back starts no earlier than the end of the
 # transfer out.
 
 
