@@ -1,8 +1,8 @@
 """CuPy: arrays live in the pool, each freed on the stream it was allocated on.
 
 Any number of streams is right. The first few that CuPy uses are kept for as long as the process
-lives, since the heap knows a stream by its handle; on further ones, and on each thread's default
-stream, whose one handle stands for many streams, an array waits for the whole device when it is
+lives, since the heap knows a stream by its handle. Each thread's default stream has one handle that
+stands for many streams. There, and on further ones, an array waits for the whole device when it is
 freed, or at both its ends.
 
 Memory of other devices than the pool's, managed memory, pinned memory and allocators that the
@@ -11,7 +11,7 @@ captured would set the marks that tell others when memory is free.
 
 CuPy marks no iterations: they are found by repetition, or marked by ``zico.step()``.
 
-Rejected: ``cupy.cuda.MemoryPool`` over an allocator of ours would keep its figures, but it returns
+Rejected: ``cupy.cuda.MemoryPool`` over an allocator of ours would keep its figures. But it returns
 nothing before it is told to, so nobody else could use what an iteration has finished with.
 """
 

@@ -1,7 +1,7 @@
 """JAX: arrays live in the pool; an execution of the jitted function that returns most ends an iteration.
 
-On a CUDA device its plugin's XLA takes device memory from the pool (``zico.adapters.xla``): the
-plugin looks up the driver's functions when JAX first uses a GPU, which is after it was discovered,
+On a CUDA device its plugin's XLA takes device memory from the pool (``zico.adapters.xla``). The
+plugin looks up the driver's functions when JAX first uses a GPU. That is after it was discovered,
 when JAX calls back. On the host ``libjax_common.so`` takes large arrays from ``posix_memalign``, as
 TensorFlow does.
 

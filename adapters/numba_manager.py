@@ -1,6 +1,6 @@
 """Numba's external memory manager (interface version 1): device arrays live in the pool. Imported by ``numba.py`` only.
 
-Numba says of an array neither which streams use it nor, when it goes, which still do: its own
+Numba says of an array neither which streams use it nor, when it goes, which still do. Its own
 manager frees by ``cuMemFree``, which waits for the whole device. So here memory is given with no
 work left on it, and its free waits for the device too. Both give up Python's lock meanwhile.
 """

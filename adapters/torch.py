@@ -1,8 +1,8 @@
 """PyTorch: tensors live in the pool, an optimizer step ends an iteration.
 
 On a CUDA device the allocator is Zico's (``zico.adapters.torch_cuda``). On the host tensors over
-the threshold are the pool's: ``libc10.so`` takes CPU tensor memory from ``posix_memalign`` and
-returns it by ``free``; both are redirected in its global offset table. Tested with the versions in
+the threshold are the pool's. ``libc10.so`` takes CPU tensor memory from ``posix_memalign`` and
+returns it by ``free``. Both are redirected in its global offset table. Tested with the versions in
 ``TESTED_VERSION``; another is used too if it imports the same two.
 """
 
@@ -38,7 +38,7 @@ _OTHERS_BEFORE_SWITCH = 8
 class StepMarker(session.Watcher):
     """Marks an iteration at each step of the job's main optimizer.
 
-    With several optimizers (a GAN's two) one iteration steps each of them; the first one seen is
+    With several optimizers (a GAN's two) one iteration steps each of them. The first one seen is
     the main one, until it is gone or no longer used.
     """
 

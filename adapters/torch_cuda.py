@@ -4,8 +4,8 @@ Questions about memory are answered by ``zico.adapters.torch_cuda_memory``. What
 of PyTorch's caching allocator is answered by ``zico.adapters.torch_graphs``.
 
 Rejected: ``torch.cuda.MemPool`` over an allocator of ours keeps PyTorch's statistics and its
-out-of-memory error, but the caching allocator in front of it gives back segments only when it is
-emptied, so that nobody else could use what an iteration has finished with.
+out-of-memory error. But the caching allocator in front of it gives back segments only when it is
+emptied. So nobody else could use what an iteration has finished with.
 """
 
 from __future__ import annotations

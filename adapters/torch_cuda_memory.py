@@ -5,10 +5,10 @@ So the functions of ``torch._C`` that ``torch.cuda.memory`` and ``torch.accelera
 Zico's. No training script ends by one of them: what nobody can answer is told in a line. Other
 visible GPUs have no memory of this job's. Its answers have not been compared on a GPU.
 
-Figures that the heap does not keep: the size that was asked for (``requested_bytes`` is what tensors
-take), how many free ranges there are (``inactive_split``), and what was unused before
-(``inactive_split_bytes``: its peak is what is unused now). There is one pool of tensors, here called
-large. Tensors in the next tier count, and their bytes do not.
+The heap does not keep some figures. One is the size that was asked for (``requested_bytes`` is what
+tensors take). Others are how many free ranges there are (``inactive_split``), and what was unused
+before (``inactive_split_bytes``: its peak is what is unused now). There is one pool of tensors,
+here called large. Tensors in the next tier count, and their bytes do not.
 """
 
 from __future__ import annotations

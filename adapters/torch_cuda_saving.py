@@ -2,14 +2,14 @@
 
 Theory of operation
     As ``zico.adapters.torch_saving``, with four differences. Each stream that saves or unpacks a
-    tensor is recorded as one that uses it, so that a copy out waits for its work, and so does the
+    tensor is recorded as one that uses it. So a copy out waits for its work, and so does the
     memory's next owner. What comes back lies in memory that was allocated for the stream that
     copies in. A stream that unpacks waits for that copy, on the device.
 
     Digests are taken by the stream that computes. The processor, which is ahead of the device, reads
-    them later. So a tensor that is to be dropped is checked first: its digest and those of its
-    sources are taken anew, with a mark behind them. It is dropped when the device has come by that
-    mark, if all digests are equal, and if nobody has reached for any of the tensors meanwhile.
+    them later. So a tensor that is to be dropped is checked first. Its digest and those of its
+    sources are taken anew, with a mark behind them. It is dropped once the device has come by that
+    mark, all digests are equal, and nobody has reached for any of the tensors meanwhile.
 
 Known limitations
     A tensor that several streams use is never dropped.

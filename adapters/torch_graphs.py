@@ -6,7 +6,7 @@ Captures
     wrapped: what cannot be served is refused before it begins, and what failed is given up.
 
 Graph trees
-    Trees capture one graph behind another in one pool of memory. A launch runs no allocator, so
+    Trees capture one graph behind another in one pool of memory. A launch runs no allocator. So
     after launches PyTorch goes back to what lived where when a graph had been captured, before it
     captures the next one. PyTorch's own allocator has functions for that, and a pluggable one does
     not. Five functions of ``torch._C``, which trees look up at each call, are therefore Zico's::

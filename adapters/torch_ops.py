@@ -4,7 +4,7 @@ Costs some microseconds an operation, so ``zico trace --ops`` asks for it, and o
 marks its iterations only some are recorded. What an operation's schema says is looked up once;
 tensors are told apart by where their storages begin, in one compiled call
 (``zico.heap.allocator``). Operations of compiled graphs (``torch.compile``) are not seen one by
-one, nor are those of other threads than the one that imported PyTorch and its backward passes.
+one. Nor are those of other threads than the one that imported PyTorch and its backward passes.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Sampling(Watcher):
 
     What a turn costs is measured: its iterations beside those before it. A program that marks
     nothing is recorded whole. Another mode of the program's own is never taken off the stack, nor
-    ours put on top of it: a turn waits until it is gone.
+    ours put on top of it. A turn waits until it is gone.
     """
 
     def __init__(self, recorder: OpRecorder) -> None:

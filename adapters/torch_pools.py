@@ -1,7 +1,7 @@
 """PyTorch's named pools of GPU memory (``torch.cuda.MemPool``), and what is refused of sharing GPU memory.
 
 PyTorch's own allocator keeps a pool's tensors apart from others, in segments that it does not give
-back. Zico places tensors by their lifetimes and gives memory back. So a pool is a name here: its
+back. Zico places tensors by their lifetimes and gives memory back. So a pool is a name here. Its
 tensors lie in the heap as all others do, and a CUDA graph that is given the name has its memory
 under it. A pool with an allocator of its own would take memory beside the budget, and is refused.
 

@@ -3,7 +3,7 @@
 Theory of operation
     Each rule stands around one function of PyTorch. When that has returned, the rule knows which
     inputs the result was made of, and how. An input that is saved anyway, one that can be made
-    again itself, and a copy of a small one are *sources*; a result of other inputs has no recipe.
+    again itself, and a copy of a small one are *sources*. A result of other inputs has no recipe.
     When a saved tensor with a recipe has been dropped, unpacking runs the function again, in the
     thread that unpacks. No code of the user runs again.
 
@@ -11,8 +11,8 @@ Theory of operation
 
 Guarantees
     6. Backward passes see the same bits.
-    A recipe is followed only if another one of the same function, shapes, constants and settings
-    has given the same bits as the tensor itself, in this process.
+    A recipe is followed only if one like it has given the same bits as the tensor, in this process.
+    Alike are recipes of the same function, shapes, constants and settings.
     A tensor is dropped only while nobody can reach it or its sources. Digests of their memory say
     that they are what they were when the function ran, whoever may have written to them. So nobody
     can change them until it has been made again.

@@ -513,7 +513,7 @@ class Saving(Watcher):
 # The state of PyTorch's optimizers leaves between their steps: by PyTorch's own hooks around every
 # step.
 #
-# An optimizer makes its state in its first step, or when a state is loaded into it; what is
+# An optimizer makes its state in its first step, or when a state is loaded into it. What is
 # allocated then is put where it can leave from (``zico.heap.state_offload``).
 
 

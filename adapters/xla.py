@@ -2,12 +2,12 @@
 
 XLA finds each function of the driver by ``dlsym`` when it first calls it. With its stream-ordered
 allocator all its arrays and its programs' workspaces come by ``cuMemAllocFromPoolAsync`` and go by
-``cuMemFreeAsync``, on one stream a device; both are answered with Zico's. The driver's own pool,
+``cuMemFreeAsync``, on one stream a device. Both are answered with Zico's. The driver's own pool,
 which XLA still sets up, stays empty. Which binaries were looked at, and what was run without a GPU:
 ``docs/design/cuda_frameworks.md``.
 
 Known limitations
-    XLA holds its allocator's lock while it waits for memory, and its frees wait for that lock: what
+    XLA holds its allocator's lock while it waits for memory, and its frees wait for that lock. What
     another thread of the same job would free meanwhile is not seen. What libraries allocate by
     themselves (cuBLAS, cuDNN, NCCL), and XLA for its own (constants, collectives), lies outside the
     pool, with the contexts.

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 # -- the instructions that kernels need and Python has no words for --------------------------------
 #
-# A kernel calls them as C functions. For a device, ``DEFINITIONS`` says what each one is; on a
-# processor they are functions that a test binds, and so the code that Numba made of a kernel runs
-# there too, one thread at a time.
+# A kernel calls them as C functions. For a device, ``DEFINITIONS`` says what each one is. On a
+# processor they are functions that a test binds. So the code that Numba made of a kernel runs there
+# too, one thread at a time.
 #
 # All addresses are generic ones: device memory, or host memory as the device sees it. What has
 # nothing to return returns
@@ -93,7 +93,7 @@ NAMES = (
     *_REGISTERS,
 )
 
-# st.release is a fence.acq_rel of the same scope and a relaxed store behind it; .sys is the scope
+# st.release is a fence.acq_rel of the same scope and a relaxed store behind it. .sys is the scope
 # of every thread of every device and processor. Both and nanosleep need sm_70.
 # Source: PTX ISA, the memory consistency model, and the instructions st and ld.
 _MEMORY = """

@@ -94,7 +94,7 @@ KERNELS = (DIGEST, TELL)
 def take_digest(launcher: Launcher, stream: int, source: int, size_bytes: int, words: int, found: int) -> int:
     """Let a stream write the digest of memory to where the processor sees it; returns a ``CUresult``.
 
-    A kernel writes it, no copy: a copy to the host would wait for those of other streams, as a GPU
+    A kernel writes it, no copy. A copy to the host would wait for those of other streams, as a GPU
     has one engine for all.
 
     Args:

@@ -61,7 +61,7 @@ def prepare(driver: Loader, stop: int, given_up: int, also: Iterable[Kernel] = (
 
     Args:
         driver: Of the device.
-        stop: Device address of a word that is set when kernels shall wait no more: what runs behind
+        stop: Device address of a word that is set when kernels shall wait no more. What runs behind
             one that gives up is not ordered after what it waited for.
         given_up: Device address of the word that a kernel sets which gave up waiting.
         also: Kernels to load besides those that mark and wait, if the device can run them. Each

@@ -1,11 +1,11 @@
 """Progress: a stream's counter, written on the device's timeline.
 
 A counter is 64 bit, in host memory that the device and all jobs see. One stream writes it, each
-value larger than the one before; who finds it at a value knows that all work put on the stream
+value larger than the one before. Who finds it at a value knows that all work put on the stream
 before that mark is done.
 
 A stream operation writes the counter where the device has one. On an H200 that takes the processor
-1.0 us a mark and the device 2.7 us between other work, where the kernel takes 3.6 us and 2.4 us
+1.0 us a mark and the device 2.7 us between other work. The kernel takes 3.6 us and 2.4 us
 (benchmarks/results/gpu/progress.md). The processor's time is spent inside the heap's mutex.
 """
 

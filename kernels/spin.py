@@ -1,8 +1,8 @@
 """Waiting on the device for another stream's counter, where the device has no stream operation for it.
 
 Known limitations
-    The kernel occupies one of the device's thread slots, and where jobs take turns on the device
-    (no MPS) also its own job's turns, until the counter arrives. ``cuStreamWaitValue64`` does
+    The kernel occupies one of the device's thread slots until the counter arrives. Where jobs take
+    turns on the device (no MPS), it occupies its own job's turns, too. ``cuStreamWaitValue64`` does
     neither, and is used where it is there.
 """
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 FIRST_REST_NS = 64
 LAST_REST_NS = 8192
-"""Rests double up to here. A rest takes up to twice as long as asked (PTX ISA, ``nanosleep``), so the end is seen at
-most 16 us late, a small part of the milliseconds between two marks, and 8 us apart the reads load
-no bus."""
+"""Rests double up to here. A rest takes up to twice as long as asked (PTX ISA, ``nanosleep``), so
+the end is seen at most 16 us late. That is a small part of the milliseconds between two marks, and
+8 us apart the reads load no bus."""
 
 
 def meaning(
@@ -64,8 +64,8 @@ SPIN = Kernel(spin, meaning)
 def wait(launcher: Launcher, stream: int, counter: int, value: int) -> int:
     """Let a stream go on only when a counter has reached ``value``; returns a ``CUresult`` and does not wait itself.
 
-    The mark must be on its stream already: a device runs what was put on it in order, so a wait
-    that stands before the mark that it waits for could keep the mark from running.
+    The mark must be on its stream already. A device runs what was put on it in order. So a wait
+    that stands before its mark could keep the mark from running.
     """
     if counter % WORD_BYTES != 0:
         return INVALID_VALUE

@@ -1,7 +1,7 @@
 """The mark and the digest in Triton, which PyTorch's builds for CUDA bring: another form of the same meanings.
 
 No job uses them. ``benchmarks/gpu/progress.py`` measures both forms, so that a run on a GPU says
-which is better in what. Until then Numba's stay: one image of theirs serves all architectures and
+which is better in what. Until then Numba's stay. One image of theirs serves all architectures and
 takes no launch with shared memory, and a job need not import Triton, which takes a second.
 
 The mark is an exchange, since a store of Triton's has no order. On a device an exchange of system

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,8 @@ STEP = re.compile(r"^\| (\d+) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 MOST_LINES = 160
 MOST_COLUMNS = 100
 MOST_WORDS = 25
+SHORT_IN = ("zico", "adapters", "kernels", "lab/cli", "lab/report")
+"""Where docstrings and comments have short sentences."""
 
 
 def _name(path: Path) -> str:
@@ -97,20 +100,23 @@ def broken_links(page: Path, text: str) -> list[str]:
     return broken
 
 
-def _options(name: str, of: click.Command) -> dict[str, set[str]]:
-    """Return the options of a command and of its subcommands, by the words that call each."""
-    found = {name: {option for parameter in of.params for option in parameter.opts} | {"--help", "-h"}}
+def _commands(name: str, of: click.Command) -> dict[str, click.Command]:
+    """Return a command and its subcommands, by the words that call each."""
+    found = {name: of}
     if isinstance(of, click.Group):
         context = click.Context(of)
         for child in of.list_commands(context):
             sub = of.get_command(context, child)
             assert sub is not None
-            found |= _options(f"{name} {child}".strip(), sub)
-    found["trace"] = found.get("trace record", set())  # ``record`` may be left out
+            found |= _commands(f"{name} {child}".strip(), sub)
     return found
 
 
-OPTIONS = _options("", command)
+COMMANDS = _commands("", command)
+OPTIONS = {
+    name: {option for one in of.params for option in one.opts} | {"--help", "-h"} for name, of in COMMANDS.items()
+}
+OPTIONS["trace"] = OPTIONS["trace record"]  # ``record`` may be left out
 
 
 def unknown_options(text: str) -> list[str]:
@@ -147,6 +153,51 @@ def test_sentences_are_short(page: Path) -> None:
     """No sentence has more than 25 words, and no line of prose more than 100 columns."""
     assert too_long(page.read_text()) == []
     assert [line for block in prose(page.read_text()) for line in block.splitlines() if len(line) > MOST_COLUMNS] == []
+
+
+def said_in(source: str) -> Iterator[str]:
+    """Yield the paragraphs of a program's docstrings and comments, but for drawings and code behind ``::``."""
+    texts = [node.value.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr) and _is_text(node)]
+    texts += re.findall(r"(?:^ *#(?! ruff: ).*\n)+", source, flags=re.MULTILINE)
+    for text in texts:
+        plain = re.sub(r"(?m)^ *# ?(?:-- .*)?", "", inspect.cleandoc(text).replace("``", "`"))
+        plain = re.sub(r"::\n(?:\n| {4,}.*(?:\n|$))+", ":\n\n", plain)
+        yield from re.split(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) )|\n(?=\s+[\w*]+: )|(?<![^\n])\w[\w ]*:?\n(?= )", plain)
+
+
+def _is_text(node: ast.Expr) -> bool:
+    return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def too_long_in(source: str) -> list[str]:
+    """Return the sentences of a program's docstrings and comments that have too many words."""
+    return [one for text in said_in(source) for one in too_long(" ".join(text.split()))]
+
+
+@pytest.mark.parametrize("folder", SHORT_IN)
+def test_sentences_of_docstrings_and_comments_are_short(folder: str) -> None:
+    """In these folders no docstring or comment has a sentence of more than 25 words."""
+    found = {_name(path): too_long_in(path.read_text()) for path in sorted((ROOT / folder).rglob("*.py"))}
+    assert {name: some for name, some in found.items() if some} == {}
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_sentences_of_help_are_short(name: str) -> None:
+    """No command's help has a sentence of more than 25 words; a list of what may be chosen counts as one."""
+    texts = [COMMANDS[name].help or "", *(getattr(one, "help", None) or "" for one in COMMANDS[name].params)]
+    assert too_long("\n\n".join(re.sub(r"(?:[\w-]+, ){3,}[\w-]+", "choices", text) for text in texts)) == []
+
+
+def test_a_long_sentence_of_a_program_is_found() -> None:
+    """The check sees docstrings, sections, items and comments, and neither drawings nor statements."""
+    long = " ".join(["word"] * (MOST_WORDS + 1)) + "."
+    assert too_long_in(f'"""{long}"""\n') == [long]
+    assert too_long_in(f'def f():\n    """Do.\n\n    Args:\n        x: It.\n        y: {long}\n    """\n') == [
+        f"y: {long}"
+    ]
+    assert too_long_in(f'"""A.\n\nGuarantees\n    * It.\n    * {long}\n"""\n') == [long]
+    assert too_long_in(f"# -- title ----\n#\n# {long[:39]}\n# {long[40:]}\n") == [long]
+    assert too_long_in(f'"""A drawing::\n\n    {long}\n    {long}\n\nEnd.\n"""\nx = "{long}"\n') == []
 
 
 def test_a_long_sentence_is_found() -> None:

@@ -1,9 +1,9 @@
 """Threads of ours come to rest before the interpreter ends.
 
 A thread that wants the GIL while the interpreter ends is ended by unwinding its stack. Where that
-passes a destructor of C++, such as NumPy's that takes the GIL back, the process aborts: "terminate
-called without an active exception" (PyTorch, issue 38228). So a thread that plans works under a
-lock, which the end of the interpreter takes and keeps.
+passes a destructor of C++, such as NumPy's that takes the GIL back, the process aborts. It says
+"terminate called without an active exception" (PyTorch, issue 38228). So a thread that plans works
+under a lock, which the end of the interpreter takes and keeps.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def entry(*kinds: Any) -> Callable[[F], F]:  # noqa: ANN401 - types of arguments
     """Compile as ``compiled`` does, and for Python together with the other entries of its program.
 
     Args:
-        kinds: Of the arguments that Python gives: ``int``, ``float``, ``bool``, the ``dtype`` of a
+        kinds: Of the arguments that Python gives. ``int``, ``float``, ``bool``, the ``dtype`` of a
             record, ``[dtype]`` for an array of one dimension, a named tuple of such, or a type of
             Numba.
     """

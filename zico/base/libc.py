@@ -152,7 +152,7 @@ def mutex_try_lock(address: int) -> int:
 
 
 # POSIX gives pthread_mutex_timedlock the wall clock. A clock that is set back by an hour in the midst
-# of a wait makes it an hour longer, so that a process that is stopped inside holds everybody up.
+# of a wait makes it an hour longer. Then a process that is stopped inside holds everybody up.
 _CLOCKLOCK = np.zeros(1, np.int64)
 _CLOCKLOCK[0] = ctypes.cast(getattr(ctypes.CDLL(None), "pthread_mutex_clocklock", 0), ctypes.c_void_p).value or 0
 """Address of what waits by the monotonic clock; 0 on glibc before 2.30."""

@@ -1,7 +1,7 @@
 """A daemon of NVIDIA's Multi-Process Service: where it is, which clients it has, and how a client's work is ended.
 
-Under MPS a client that is killed with work on the GPU leaves the server and its other clients in a
-state that NVIDIA does not define. ``terminate_client`` ends that work first. So whoever sends a
+Under MPS a client may be killed with work on the GPU. That leaves the server and its other clients
+in a state that NVIDIA does not define. ``terminate_client`` ends that work first. So whoever sends a
 deadly signal calls ``end_work`` before.
 
 Known limitations

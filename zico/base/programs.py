@@ -7,9 +7,9 @@ How it works
     inference nor LLVM's optimiser.
 
 Guarantees
-    * The name of a program's file holds a digest of all sources that it is made of, of the versions
-      of Numba, LLVM and Python (major and minor), and of the processor's level. A file of another
-      name is never loaded.
+    * The name of a program's file holds a digest of all sources that the program is made of. The
+      digest is also of the versions of Numba, LLVM and Python, and of the processor's level. A file
+      of another name is never loaded.
     * Machine code is for a level that many processors have (``LEVELS``), not for the one that is
       here. So a file that one machine made serves others, whatever the directory.
     * A file appears whole. Processes that need a program at once wait for the one that compiles it,

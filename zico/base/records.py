@@ -121,8 +121,8 @@ def _field(record: type[Record], name: str, hint: Any) -> tuple[Any, ...]:  # no
 def word_of(record: Any, *path: str) -> memoryview[int]:  # noqa: ANN401 - records by field name
     """Return a number of a record, as a view of one element: ``word[0]``. The record's memory must never go.
 
-    Between two operations of a framework little of Python's code is in a processor's cache, so that
-    a record that is subscripted takes ten microseconds; this takes less than one.
+    Between two operations of a framework little of Python's code is in a processor's cache. So a
+    record that is subscripted takes ten microseconds; this takes less than one.
     """
     address, dtype = int(record.__array_interface__["data"][0]), record.dtype
     for name in path:

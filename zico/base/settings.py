@@ -33,17 +33,17 @@ DEFAULT_CUDA_REGIONS = 128
 DEFAULT_CUDA_SAVING_REGION_BYTES = 16 * MIB
 """The largest default for jobs that move tensors from the start.
 
-What comes back has regions of its own, and between tensors that have left lie parts of regions. A ResNet-50 at 60 % of
-its peak took 158 ms with these and 208 ms with 64 MiB on an H200, in the mean of whole runs. There, two jobs that hand
-regions to each other, and save nothing, lost 14 % by them (benchmarks/results/gpu/gpu_saving_steps.json).
+What comes back has regions of its own, and between tensors that have left lie parts of regions. On an H200 a
+ResNet-50 at 60 % of its peak took 158 ms with these, and 208 ms with 64 MiB. There, two jobs that hand regions to each
+other, and save nothing, lost 14 % by them (benchmarks/results/gpu/gpu_saving_steps.json).
 """
 _MOVES_LATER = ("", "none", "auto", "page")
 """What ``--save`` says where no tensor moves from the start."""
 DEFAULT_AVAILABLE_PERCENT = 80
 """Share of the memory available now that a run takes when no budget is given.
 
-On the host device the same memory also holds interpreters, libraries and data sets, on a GPU what
-others start meanwhile; neither is in the budget.
+On the host device the same memory also holds interpreters, libraries and data sets. On a GPU it
+holds what others start meanwhile. Neither is in the budget.
 """
 DEFAULT_CUDA_RESERVE = "1GiB"
 """A context takes about half of it; libraries such as cuBLAS and cuDNN allocate workspaces beside the framework."""

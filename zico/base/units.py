@@ -24,8 +24,8 @@ def parse_size(text: str, *, whole_bytes: int) -> int:
     """Return the bytes that ``text`` names.
 
     Args:
-        text: A number with ``K``, ``M``, ``G`` or ``T`` (powers of 1024, ``iB`` or ``B`` optional),
-            a percentage of ``whole_bytes``, or ``none`` for all of it.
+        text: A number with ``K``, ``M``, ``G`` or ``T``, a percentage of ``whole_bytes``, or
+            ``none`` for all of it. Letters are powers of 1024; ``iB`` or ``B`` may follow.
         whole_bytes: The device's memory, in bytes.
 
     Raises:

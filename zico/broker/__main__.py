@@ -1,8 +1,8 @@
 """``python -m zico.broker``: create a pool and serve it until SIGTERM or SIGINT.
 
-Says ``ready`` on stdout, or on the descriptor that ``--ready-fd`` names, when jobs can join, and
-``compiling`` before it if it has to compile; logs on stderr. Exit code: 0 after a clean end, 2 for
-a setting that cannot be used, 1 if another broker lives or the device refuses.
+Says ``ready`` on stdout, or on the descriptor that ``--ready-fd`` names, when jobs can join. If it
+has to compile, it says ``compiling`` before. It logs on stderr. Exit code: 0 after a clean end, 2
+for a setting that cannot be used, 1 if another broker lives or the device refuses.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 The record file (``arrays``, ``write_record``) has the arrays of ``zico.report.model.Record``, with a
 column for each job ever seen, in the order in which they joined. Waits that still last end now.
 
-Known limitations: an iteration or a wait shorter than the time between two looks at the table (20
-ms, less when jobs reach boundaries that the broker must decide on) may be missing here; the figures
-of ``report`` miss none. For a record memory grows by some 20 bytes per iteration and wait and by
-150 KB per job ever seen. Without one it does not grow: of jobs that have left, only the latest are
-kept that a report has.
+Known limitations: an iteration or a wait may be missing here if it is shorter than the time between
+two looks at the table. That time is 20 ms, and less where the broker must decide on boundaries. The
+figures of ``report`` miss none. For a record memory grows by some 20 bytes per iteration and wait
+and by 150 KB per job ever seen. Without one it does not grow: of jobs that have left, only the
+latest are kept that a report has.
 """
 
 from __future__ import annotations

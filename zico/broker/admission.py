@@ -1,8 +1,7 @@
 """Who may begin an iteration: asks the policy and carries its answers out.
 
 Guarantee: while a job waits, there is a time at which it is looked at again although no event
-comes, so that a wake-up that was lost with a process that died costs ``RECHECK_NS`` and never a
-hang.
+comes. So a wake-up that was lost with a process that died costs ``RECHECK_NS`` and never a hang.
 """
 
 from __future__ import annotations

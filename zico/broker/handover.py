@@ -1,10 +1,11 @@
 """A pool outlives its broker: what a broker notes down of its pool, and how the next one takes that pool over.
 
 How it works
-    Beside its socket a broker keeps a *note*: a small file that names its own process, the pool's
-    settings, the identities of the pool's descriptors, and every job. The kernel keeps table and
-    memory as long as some job has them open. The next broker at the socket opens them again by way
-    of such a job (``/proc/PID/fd``, proc(5)), watches the processes of all jobs, and goes on.
+    Beside its socket a broker keeps a *note*, a small file. It names the broker's process, the
+    pool's settings, the identities of the pool's descriptors, and every job. The kernel keeps table
+    and memory as long as some job has them open. The next broker at the socket opens them again by
+    way of such a job (``/proc/PID/fd``, proc(5)). Then it watches the processes of all jobs, and
+    goes on.
 
 Guarantees
     * A job is in the note before it gets a descriptor. So a record in the table that no note names

@@ -1,8 +1,11 @@
 """One accepted connection: its socket, its protocol state, what is still to be sent, and its deadline.
 
-Guarantees: never blocks; at most one answer is unsent, since neither is anything read from a peer
-that does not take its answers nor is its next request looked at; a peer that owes something (its
-first message, the rest of a frame, taking an answer) has ``PATIENCE_NS``.
+Guarantees
+    * It never blocks.
+    * At most one answer is unsent. From a peer that does not take its answers nothing is read, and
+      its next request is not looked at.
+    * A peer that owes something has ``PATIENCE_NS``: its first message, the rest of a frame, or
+      that it takes an answer.
 """
 
 from __future__ import annotations

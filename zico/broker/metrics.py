@@ -2,7 +2,7 @@
 
 Whoever starts the broker opens the address (``Address``), so that a port in use is known before
 anything runs. The broker serves it (``Endpoint``) in a thread, which asks the broker's loop over its
-own socket as ``zico status`` does: the loop's records are touched by one thread only. Of a run on
+own socket as ``zico status`` does. So one thread only touches the loop's records. Of a run on
 several devices, the run's own process serves, and asks each broker.
 
 Each connection has a thread and ``PEER_S`` in all. Of more than ``MOST_PEERS``, the oldest is cut: a

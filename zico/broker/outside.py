@@ -2,10 +2,10 @@
 
 NVIDIA's management library says how much of the device is used, and by which processes. Contexts
 and workspaces are what it lists for the jobs and the broker. The rest beyond the pool is of others.
-That is more than it lists for them: a process without a context is not listed, such as the broker of
-another pool, and a process that has died may leave the list before its memory is free.
+That is more than it lists for them. A process without a context is not listed, such as the broker of
+another pool. A process that has died may leave the list before its memory is free.
 
-Whether a process that has mapped the pool is listed with it, the manual leaves open; the fact
+The manual leaves open whether a process that has mapped the pool is listed with it. The fact
 ``listing`` of ``benchmarks/gpu/driver_facts.py`` asks, and has not run on a GPU. So contexts are at
 most what is used beyond the pool and what others are listed for.
 
@@ -148,7 +148,7 @@ def use_now(facts: DeviceFacts) -> DeviceUse:
     """Return how a CUDA device is used now.
 
     Where no management library knows, a context is made for a moment, since the driver tells nobody
-    else; the answer is then low by what that takes.
+    else. The answer is then low by what that takes.
 
     Raises:
         DriverError: The driver cannot tell either.

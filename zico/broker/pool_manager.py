@@ -2,8 +2,8 @@
 
 Whatever happened, the pool manager looks at the shared table once, asks the policy, and lets jobs
 start: at most once per ``MIN_EVALUATION_NS``. While there are members it looks every ``SAMPLE_NS``
-anyway, for the picture and the maxima, or less often: looks take ``LOOK_SHARE`` of a processor at
-most, which the jobs would compute with.
+anyway, for the picture and the maxima. It looks less often where looks would take more than
+``LOOK_SHARE`` of a processor, which the jobs would compute with.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A bounded history of who held what: when it is full, every second row goes and rows become rarer.
 
-What the jobs hold in a row is one true instant, never a mixture of two: of the instants that fall
-into one period the one with the most regions held stays, so a thinned history still shows the peaks
-and never a sum that never was. The physical bytes of a row are the most seen in its period.
+What the jobs hold in a row is one true instant, never a mixture of two. Of the instants that fall
+into one period the one with the most regions held stays. So a thinned history still shows the peaks,
+and no sum that never was. The physical bytes of a row are the most seen in its period.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """The broker's loop: connections, deaths, wake-ups from compiled code, and time.
 
 Theory of operation
-    One thread waits for the listening socket, the connections, a pidfd of every member, the pipe
-    that jobs write when a boundary or memory needs the broker, and the next point in time. What any
-    of them means for the pool is the pool manager's (``zico.broker.pool_manager``). Nothing in the
-    loop blocks on a peer.
+    One thread waits for the listening socket, the connections, a pidfd of every member, a pipe, and
+    the next point in time. Jobs write to the pipe when a boundary or memory needs the broker. What
+    any of them means for the pool is the pool manager's (``zico.broker.pool_manager``). Nothing in
+    the loop blocks on a peer.
 
 Guarantees
     A member's regions come back at once when its process is dead, on a GPU when its context has
-    ended (``zico.broker.lingering``); a connection that closes earlier makes it LEAVING, since its
+    ended (``zico.broker.lingering``). A connection that closes earlier makes it LEAVING, since its
     process may still use the memory. A peer that breaks the protocol is told so and dropped, and
     nobody else notices. So is a peer whom the broker cannot answer.
 
-Known limitation: a member whose process the kernel does not let us watch (another pid namespace on
-a kernel before 6.5) counts as dead when its connection closes.
+Known limitation: the kernel may not let us watch a member's process, as in another pid namespace
+before Linux 6.5. Such a member counts as dead when its connection closes.
 """
 
 from __future__ import annotations

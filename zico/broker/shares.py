@@ -119,7 +119,7 @@ def values_by_name(text: str, origin: str, names: tuple[str, ...], parse: Callab
 
     Raises:
         ConfigError: It is no such list, names no job, has a value that ``parse`` refuses, or gives
-            a job two; the message begins with the text's origin.
+            a job two. The message begins with the text's origin.
     """
     found: dict[str, Value] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

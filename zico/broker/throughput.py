@@ -14,8 +14,8 @@ Guarantees
       iterations.
 
 Known limitations
-    Where a job's first iterations have company that never leaves it alone, they are longer than
-    alone, and it is owed that much less.
+    A job's first iterations may have company that never leaves it alone. Then they are longer than
+    alone, and the job is owed that much less.
 """
 
 from __future__ import annotations

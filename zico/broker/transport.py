@@ -1,6 +1,6 @@
 """Unix sockets and the descriptors that travel over them.
 
-Guarantees: every wait has a deadline; the kernel says who the other end is; a descriptor that
+Guarantees: every wait has a deadline. The kernel says who the other end is. A descriptor that
 arrives is closed by whoever received it unless it is handed over.
 
 Known limitation: Unix sockets carry at most ``MAX_PATH_BYTES`` bytes of path.
@@ -226,8 +226,8 @@ def _fds_in(control: list[tuple[int, int, bytes]]) -> list[int]:
 
 # -- the live broker's place in the file system: a private directory, a lock, a socket -------------
 #
-# Guarantees: the socket lives in a directory that only its user may enter; of two brokers on one
-# path exactly one lives, decided by a lock before anything is unlinked; closing leaves nothing
+# Guarantees: the socket lives in a directory that only its user may enter. Of two brokers on one
+# path exactly one lives, decided by a lock before anything is unlinked. Closing leaves nothing
 # behind.
 
 LOCK_ATTEMPTS = 100
@@ -372,7 +372,7 @@ def make_room(n_fds: int, whose: str, spare: int = SPARE_FDS) -> None:
     """Let this process open ``n_fds`` descriptors besides those that it has open, and some to spare.
 
     Changes the soft limit of the process (``RLIMIT_NOFILE``), for good: its children inherit it.
-    Where the hard limit allows, whatever else runs in the process can open as many as before, and
+    Where the hard limit allows, whatever else runs in the process can open as many as before. Then
     there is room for twice as many, since a driver may keep one of its own for each. Does nothing
     for no descriptors.
 

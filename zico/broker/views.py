@@ -197,9 +197,9 @@ def _progress_of(behind: JobView, first: JobView) -> int:
 def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache) -> PoolView:
     """Return all jobs at the instant of a snapshot; the ranks of a group are one job, at the place of the first.
 
-    A job that is paused at its boundary, or stands there behind a closed gate, is left out, and what
-    it keeps is left out of the budget: to policies and their plans it is as if it had gone, so
-    nobody waits for it to start.
+    A job that is paused at its boundary, or stands there behind a closed gate, is left out. What it
+    keeps is left out of the budget. To policies and their plans it is as if it had gone, so nobody
+    waits for it to start.
     """
     budget = int(header["budget_regions"])
     shown, growing = shown_of(header, jobs, now_ns)

@@ -25,8 +25,8 @@ def pause(*, job: str, move: bool, socket: Path | None, device: str | None) -> i
     The job ends its iteration first, and nothing in it is killed. What it keeps between iterations
     stays, or, with --move, leaves the budget until the job goes on.
 
-    NAME means every process of that name, such as the ranks of one job; NAME/PID one of them, with
-    the ranks that begin iterations together with it.
+    NAME means every process of that name, such as the ranks of one job. NAME/PID means one of them,
+    with the ranks that begin iterations together with it.
     """
     return _change(socket, device, job, paused=True, move=move)
 

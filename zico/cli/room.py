@@ -1,8 +1,8 @@
 """Where memory has room for one more job of a sweep: ``zico fit`` on profiles of jobs of the same command.
 
 A job whose command has no profile yet starts beside jobs that all have one, and nothing starts
-beside it until it has its own. A job may end without one, or have none after
-``PATIENCE_S``: then jobs of its command count with the most that one has held so far. Jobs that never
+beside it until it has its own. A job may end without one, or have none after ``PATIENCE_S``. Then
+jobs of its command count with the most that one has held so far. Jobs that never
 join the pool need none of its memory. A profile counts on every device, with the times of the
 device where it was made. Jobs of others, whom a daemon serves, too, count with the most that they
 have held.

@@ -160,10 +160,11 @@ def run(
     Several devices (--device cuda:0,cuda:1) have a pool each, and each job goes to one of them.
 
     If a broker of the device runs already (zico broker start, or that of a script), the jobs join
-    its pool; with --budget or another option of a pool they get a pool of their own.
+    its pool. With --budget or another option of a pool they get a pool of their own.
 
     Zico splits a CMD into words as a shell does, but starts no shell. The exit code is 0 if every
-    job ended with 0, else that of the job that failed first (128 + N if signal N ended it).
+    job ended with 0, else that of the job that failed first. It is 128 + N if signal N ended that
+    job.
     """
     if ctx.params["resume"] is not None:
         return _resume(ctx)

@@ -48,8 +48,8 @@ def run_recorded(words: Sequence[str], output: Path, *, iterations: int | None, 
         words: The command.
         output: The trace; it appears when the command has ended, whether it failed or not.
         iterations: How many to record; the command goes on after them. ``None``: all.
-        ops: Record operations and what they read and write, too (PyTorch): of the first iterations,
-            then of two now and then, so that it costs 5 % of the time at most in the long run.
+        ops: Record operations and what they read and write, too (PyTorch). It does so in the first
+            iterations, then in two now and then: at most 5 % of the time in the long run.
         quiet: Show the command's output and problems only.
 
     Raises:
@@ -104,8 +104,8 @@ def show(  # noqa: PLR0913 - one parameter per option
 ) -> int:
     """Show an iteration of a trace.
 
-    FILE is a trace of zico trace, a PyTorch memory snapshot, or a Chrome trace or a raw memory
-    timeline of PyTorch's profiler, compressed by gzip or not.
+    FILE is a trace of zico trace, a PyTorch memory snapshot, or of PyTorch's profiler a Chrome trace
+    or a raw memory timeline. It may be compressed by gzip.
     """
     from zico.planning.packing.from_trace import iteration_problem
     from zico.trace.files import read_trace

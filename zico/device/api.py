@@ -1,7 +1,7 @@
 """What a driver does, whatever the device.
 
-Words: *memory* is physical memory, cut into equal *pieces* (the pool's regions); a *window* is a
-range of addresses reserved once; a piece is *mapped* at an address inside a window. Everything lent
+Words: *memory* is physical memory, cut into equal *pieces* (the pool's regions). A *window* is a
+range of addresses reserved once. A piece is *mapped* at an address inside a window. Everything lent
 is an owner object that is closed exactly once (``zico.device.api``). Compiled code maps through
 ``zico.device.mapping`` and needs no Python.
 """
@@ -94,8 +94,9 @@ class Driver(Protocol):
 
 # -- one owner per thing that a driver gives out: one undo each, done exactly once -----------------
 #
-# Several driver calls are one rollback scope: ``contextlib.ExitStack``, with each undo registered
-# right after its call succeeded and ``pop_all`` at the end (style after cuda.core's transactions).
+# Several driver calls are one rollback scope, a ``contextlib.ExitStack``. Each undo is registered
+# right after its call succeeded, with ``pop_all`` at the end (style after cuda.core's
+# transactions).
 
 EBADF = 9
 

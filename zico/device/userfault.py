@@ -2,8 +2,8 @@
 
 Theory of operation
     A descriptor belongs to the address space of the process that made it. A thread that touches a
-    missing or a write-protected page of a range that it watches sleeps in the kernel, until another
-    one has filled the page, or has taken the protection away, and wakes it.
+    missing or a write-protected page of a range that it watches sleeps in the kernel. Another
+    thread fills the page, or takes the protection away, and wakes it.
 
 Guarantees
     Nothing here wakes anybody but ``wake``: who changes a range in several steps wakes when all are

@@ -3,7 +3,7 @@
 Theory of operation
     Only on the host device. The tensors stay at their addresses, and other threads may write to
     them all the while. So nothing is copied from here to there. Over the slot's mapping the kernel
-    puts a private one of the same region, in one step; then every page is made this process's own,
+    puts a private one of the same region, in one step. Then every page is made this process's own,
     copied by the kernel when it is first written to, or at our wish. A write comes before that and
     is in the copy, or after it and goes to the copy. Then nothing here depends on the region, and
     it goes back to the pool::

@@ -7,7 +7,7 @@ a gap::
                   ^ slot 0          ^ slot 1
 
 Offsets count from the start of the window. A block starts in a granule of its own, because no
-tensor in the pool is smaller than a granule; so the granule's number finds the block.
+tensor in the pool is smaller than a granule. So the granule's number finds the block.
 
 On a device that takes every tensor each stream but the first has an arena of its own, before the
 next tier's::

@@ -236,7 +236,7 @@ def copy(
 ) -> int:
     """In a forked child, while the pager stands still: put private copies where blocks were in the parent.
 
-    The window of a paged job is not in its child at all: what the child touched there would be
+    The window of a paged job is not in its child at all. What the child touched there would be
     filled with zeros for both processes. Each block that is copied is told by a byte.
 
     Returns:

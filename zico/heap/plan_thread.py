@@ -6,7 +6,7 @@ it would without plans.
 
 Guarantees
     The thread imports nothing and compiles nothing, so that a fork meets it without a lock of
-    Python's or Numba's: a child could never get such a lock.
+    Python's or Numba's. A child could never get such a lock.
 """
 
 from __future__ import annotations

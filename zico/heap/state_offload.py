@@ -1,12 +1,12 @@
 """What an optimizer keeps between its steps leaves the budget meanwhile, and is back before the next step begins.
 
 Theory of operation
-    It lies in an arena of its own, so that nothing else is in its slots: what an optimizer
+    It lies in an arena of its own, so that nothing else is in its slots. What an optimizer
     allocates in its first step goes there. Between two steps nobody needs it, in the forward and
     backward pass, where the job's peak is. When an allocation finds no room inside what the job may
     hold, as many slots leave as it lacks. They get pages of the process's own, as in an eviction
-    (``zico.heap.evicting``). The thread that allocates gives their regions back to the pool at once.
-    Before the next step regions are acquired for them. They count for the pages then::
+    (``zico.heap.evicting``). The thread that allocates gives their regions back to the pool at
+    once. Before the next step regions are acquired for them. They count for the pages then::
 
         step | forward ........ backward ...... | step          time ->
         held | held    | away          | away   | held          a slot of STATE
@@ -16,7 +16,7 @@ Theory of operation
     else may use memory.
 
 Guarantees
-    1. What is in the budget between two steps is what has regions; what is away is in the tier that
+    1. What is in the budget between two steps is what has regions. What is away is in the tier that
        memory of this process is, and no more of it than the job's tiers allow.
     4. and 6. Whoever reads or writes what is away, at any time, by whatever way, finds it at its
        address.

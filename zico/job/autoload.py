@@ -2,10 +2,10 @@
 
 Theory of operation
     ``install`` puts a finder first on ``sys.meta_path``. For the few modules in ``WATCHED`` it asks
-    the other finders for the module's spec and replaces the spec's loader by one that first puts
-    the real loader back, then lets it run the module's code, then imports the adapter and calls its
-    function. All that happens under the import system's lock for that module, so no other thread
-    sees the framework before it is shared.
+    the other finders for the module's spec, and replaces the spec's loader. The new loader first
+    puts the real one back, and lets it run the module's code. Then it imports the adapter and calls
+    its function. All that happens under the import system's lock for that module, so no other
+    thread sees the framework before it is shared.
 
 Guarantees
     * The framework's code sees its real loader, and so does everything that looks at the module
@@ -14,7 +14,8 @@ Guarantees
     * An adapter that fails costs one line on stderr, and the framework works as without Zico.
     * An adapter is enabled once per process, however often its module is imported or reloaded.
     * Nothing is imported here but what every Python has loaded when it starts, and one module of a
-      few lines: this runs in each Python process of a job, also in those that never see a framework.
+      few lines. This runs in each Python process of a job, also in those that never see a
+      framework.
 
 Known limitations
     * A namespace package (a folder without ``__init__.py``) and a loader without ``exec_module``

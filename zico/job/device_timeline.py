@@ -1,7 +1,7 @@
 """A job's way onto the timeline of its GPU: marks, waits and scrubbing on any stream, with the right context current.
 
 Frameworks call the heap from threads of their own, of which some have no CUDA context yet and some
-another one; the driver needs the device's primary context. Each call makes it current, and gives a
+another one. The driver needs the device's primary context. Each call makes it current, and gives a
 thread that had another its own back.
 
 Guarantees

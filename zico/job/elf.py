@@ -24,8 +24,8 @@ Known limitations
 
 The tables are read from the file, not from memory: glibc relocates the pointers in a mapped
 ``PT_DYNAMIC`` on some machines and musl on none. The list of mappings is ``/proc/self/maps``, not
-``dl_iterate_phdr``: that one runs its callback under the linker's lock, and a Python callback may
-give up the GIL there to a thread whose ``import`` holds the GIL while it waits for that very lock.
+``dl_iterate_phdr``. That one runs its callback under the linker's lock. A Python callback may give
+up the GIL there to a thread whose ``import`` holds the GIL while it waits for that very lock.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class _Mapping:
 class Hooked:
     """A set of replaced imports, and the way back.
 
-    The caller keeps the code at the replacement addresses alive until ``undo`` has returned, and
-    beyond that for as long as a thread may still be inside it.
+    The caller keeps the code at the replacement addresses alive until ``undo`` has returned. It
+    does so for as long as a thread may still be inside that code.
     """
 
     def __init__(self, originals: Mapping[str, int], cells: Mapping[int, tuple[int, int]]) -> None:

@@ -1,12 +1,11 @@
 """Answer a loaded library's ``dlsym`` for some names with functions of ours.
 
-Libraries that find the driver's functions at run time (TensorFlow, XLA) import ``dlsym`` itself, so
-that its slot in their import table is the one place to stand in (``zico.job.elf``). A function that
-the driver lacks stays missing.
+Libraries that find the driver's functions at run time (TensorFlow, XLA) import ``dlsym`` itself. So
+its slot in their import table is the one place to stand in (``zico.job.elf``). A function that the
+driver lacks stays missing.
 
 Known limitation: ``RTLD_NEXT`` asks for the library after the caller's own, and the caller would be
-ours; it is refused by the C library, as from any code that no library holds. Neither of the two
-uses it.
+ours. The C library refuses it, as from any code that no library holds. Neither of the two uses it.
 
 A library may look functions up while it is unloaded, when the interpreter is gone: what answers it
 is never freed.

@@ -408,13 +408,13 @@ def attach(framework: str, *, kind: str = "host") -> Session | None:
 
     Returns:
         The session; ``None`` if there is no broker to join, or this process is a launcher, or it
-        descends from one that has joined: training then goes on as without Zico.
+        descends from one that has joined. Training then goes on as without Zico.
 
     Raises:
         BrokerError: The broker refuses or does not answer.
         ConfigError: A setting in the environment makes no sense.
         DriverError: The device refuses.
-        HookError: The pool is on a device of another kind, or this process was forked from one that
+        HookError: The pool is on a device of another kind. Or this process was forked from one that
             uses CUDA, or has had tensors in the pool.
     """
     global _current  # noqa: PLW0603 - hooks serve a process, so there is one session per process
@@ -552,17 +552,17 @@ def status() -> dict[str, Any] | None:
     """Return this job's figures in the pool, or ``None`` outside a pool.
 
     Returns:
-        ``name``, ``device``, ``frameworks``, ``iterations``; what the job holds now and held at
-        most (``held_bytes``, ``peak_bytes``), and what its tensors take (``tensor_bytes``); the
-        time it waited (``waited_s``); the pool's ``budget_bytes`` and whether it is ``isolated``;
-        the requests that could never be met (``refusals``) and what the last of them needed
-        together with what the job held (``needed_bytes``, 0 if there was none); tensors placed in
-        the next tier (``spilled_bytes``), and those moved there for other jobs (``evicted_bytes``).
-        For a job that swaps or pages, also ``moved_out_bytes``, ``moved_in_bytes``,
-        ``late_arrivals``, ``page_faults``, ``copies_waited_s`` and ``copies_hidden_s``,
-        ``dropped_bytes`` and ``making_again_s``, else 0. ``planner`` is whose choice of tensors the
-        job follows, ``planner_note`` why that is not the planner asked for, or plans for more than
-        the job may hold, both else empty.
+        ``name``, ``device``, ``frameworks``, ``iterations``. What the job holds now and held at
+        most (``held_bytes``, ``peak_bytes``), and what its tensors take (``tensor_bytes``). The
+        time it waited (``waited_s``). The pool's ``budget_bytes`` and whether it is ``isolated``.
+        The requests that could never be met (``refusals``), and what the last of them needed
+        together with what the job held (``needed_bytes``, 0: none). Tensors placed in the next tier
+        (``spilled_bytes``), and those moved there for other jobs (``evicted_bytes``). For a job
+        that swaps or pages, also ``moved_out_bytes``, ``moved_in_bytes``, ``late_arrivals``,
+        ``page_faults``, ``copies_waited_s`` and ``copies_hidden_s``, ``dropped_bytes`` and
+        ``making_again_s``, else 0. ``planner`` is whose choice of tensors the job follows.
+        ``planner_note`` says why that is not the planner asked for, or plans for more than the job
+        may hold. Both are else empty.
     """
     if _current is None:
         return None

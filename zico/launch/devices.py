@@ -125,7 +125,7 @@ def device_variables(settings: Settings) -> dict[str, str]:
     """Return the variables by which a job sees the run's device, and only that, as its first one.
 
     Scripts say ``cuda``, which is the first device that they see. Where there is only one, the
-    user's own setting
-    stands: it may name a part of a device (MIG) that the driver does not tell apart.
+    user's own setting stands. It may name a part of a device (MIG) that the driver does not tell
+    apart.
     """
     return {VISIBLE_VARIABLE: settings.device_identity} if settings.device_identity else {}

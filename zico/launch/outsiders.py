@@ -8,7 +8,7 @@ Theory of operation
     Why it is outside the process may have told the broker (``zico.job.telling``); else its command
     line and its environment say so.
 
-Guarantees: looking takes ``LOOKING_SHARE`` of a processor at most; what cannot be read is left out; a
+Guarantees: looking takes ``LOOKING_SHARE`` of a processor at most. What cannot be read is left out. A
 process is reported once, and its descendants are not.
 
 Known limitations: a descendant of a job's process in the pool is taken for a worker, which

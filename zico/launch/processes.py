@@ -17,7 +17,7 @@ from zico.launch import watchdog
 # Cut a job's output into lines: bytes in, whole lines out, with nothing decoded and so nothing
 # damaged.
 #
-# A progress bar redraws one line by carriage returns; of such redraws the latest is let through
+# A progress bar redraws one line by carriage returns. Of such redraws the latest is let through
 # about once a second, as a line of its own. Text without an end of line is let through when nothing
 # has followed it for a while.
 
@@ -214,7 +214,7 @@ async def readable(fd: int) -> None:
 async def within(seconds: float, waiting: Awaitable[object]) -> None:
     """Wait for something that has a deadline.
 
-    Not by ``asyncio.wait_for``: before Python 3.12 that forgets a cancellation which comes together
+    Not by ``asyncio.wait_for``. Before Python 3.12 that forgets a cancellation which comes together
     with what it waits for, and the task that is cancelled goes on.
 
     Raises:

@@ -5,7 +5,7 @@ of the job's session is left. Signals are forwarded to all jobs, then followed b
 SIGKILL as each deadline passes; a second signal kills at once. Each job that starts is placed on a
 device (``zico.launch.placement``). Of a sweep, a queue says which job starts next, and where; it is
 asked whenever one has ended, and once in a while. Whatever way ``supervise`` is left, every process
-is dead and the run directory is gone; if this process itself is killed, the guardian does the same.
+is dead and the run directory is gone. If this process itself is killed, the guardian does the same.
 
 Known limitations: a job's process that makes a session of its own (``setsid``) is not followed.
 While our own standard output is blocked by its reader, nothing here runs; a third signal breaks

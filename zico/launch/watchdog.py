@@ -2,7 +2,7 @@
 
 Theory of operation: ``zico run`` holds the only write end of this process's standard input and
 tells it which sessions live. However the supervisor ends, even by SIGKILL, the kernel closes that
-pipe; without a ``done`` before it, this process ends the sessions and removes the run directory.
+pipe. Without a ``done`` before it, this process ends the sessions and removes the run directory.
 ``PR_SET_PDEATHSIG`` would reach direct children only, and needs code between fork and exec.
 
 Standard library only, also what it imports of Zico, so that it starts in milliseconds. It runs as a

@@ -2,10 +2,10 @@
 
 Words
     A *block* is what is moved at once (2 MiB), by its number in the job's window. An *execution* is
-    one operation that the job starts; its *name* is any 64-bit number that is the same when the
-    same operation comes again, and its *number* is what the tables call that name: 1, 2, 3... in
-    the order of sight. An *instance* is one of the times that an execution runs; instances are
-    counted, and ``now`` is the one that runs.
+    one operation that the job starts. Its *name* is any 64-bit number that is the same when the
+    same operation comes again. Its *number* is what the tables call that name: 1, 2, 3... in the
+    order of sight. An *instance* is one of the times that an execution runs; instances are counted,
+    and ``now`` is the one that runs.
 
 Memory that nothing was written to is zero, and zero means nothing in all tables, so that what is
 not used costs no page.

@@ -37,10 +37,10 @@ Guarantees
       expected.
     * What a wrong prediction expected stays so until the instance is over that was to touch it.
     * ``choose_victim_ahead`` returns nothing without ``PREEVICT``, and without ``FURTHEST`` no
-      block that is expected; with it, at most one that is due after the block that was prefetched
-      last.
-    * ``choose_victim`` returns a block as long as one is there that is not held: with ``PREEVICT``,
-      of those that all are expected, the one that is due last.
+      block that is expected. With it, that is at most one that is due after the block that was
+      prefetched last.
+    * ``choose_victim`` returns a block as long as one is there that is not held. With ``PREEVICT``,
+      where all are expected, that is the one that is due last.
     * ``choose_empty`` returns a block as long as one is there in which nothing lives (with
       ``INVALIDATE``).
 

@@ -1,7 +1,7 @@
 """Which blocks are there, which are expected and when: lists, so that all choices are O(1).
 
 A block is in at most one list. Resident blocks that nobody expects lie in the order of their
-migration or of their last expected use, in one of three lists; expected ones, resident or absent,
+migration or of their last expected use, in one of three lists. Expected ones, resident or absent,
 lie by the instance that is *due* first::
 
     idle       inactive: nothing lives in them      clean (without CLEAN: all others)      dirty

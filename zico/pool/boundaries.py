@@ -296,8 +296,8 @@ def await_admission(pool: Member) -> int:
     """Sleep at the boundary until admitted; if the broker has died, start as soon as that is safe, paused or not.
 
     Returns:
-        ``ADMITTED``; ``GIVES_WAY``: the job is to evict memory, since it is asked to, or swaps and
-        others wait for some; ``STAYS``: it is paused, and a slice has passed, or ``RETURN_NS`` has;
+        ``ADMITTED``. ``GIVES_WAY``: the job is to evict memory, since it is asked to, or swaps and
+        others wait for some. ``STAYS``: it is paused, and a slice has passed, or ``RETURN_NS`` has.
         ``INTERRUPTED``: a signal has come.
     """
     keep_out_of_line()

@@ -17,7 +17,7 @@ A job's processor runs ahead of its device only so far. A region that is granted
 stands idle until the fence has passed. A region that a job releases long before its device comes to
 that point stands idle for its next owner. Without a bound, a processor that queues a whole
 iteration at once would hold memory that others could use. The bound is in bytes, whatever the size
-of regions, and tunes itself: it doubles when it has kept the device waiting, and loses a quarter
+of regions, and tunes itself. It doubles when it has kept the device waiting, and loses a quarter
 whenever another job waits for memory.
 """
 

@@ -89,7 +89,7 @@ def stays(pool: Member, j: int, now_ns: int) -> bool:
     """Tell whether a job at its boundary is to stay there, whatever the policy and the claims say.
 
     It does while it is paused or its gate is closed, or another rank is paused or stands behind a
-    closed gate. A paused rank that is awaited starts all the same: the ranks that may wait for it in
+    closed gate. A paused rank that is awaited starts all the same. The ranks that may wait for it in
     a collective come to their boundaries only then. A gate opens by itself.
     """
     keep_out_of_line()

@@ -1,7 +1,7 @@
 """The shared table: what every process of one pool sees, byte for byte.
 
 One memfd holds a ``HEADER``, then ``n_regions`` times ``REGION``, then ``MAX_JOBS`` times ``JOB``.
-Behind them lie the last mark issued for each stream slot of each job, and on pages of their own the
+Behind them lie the last mark issued for each stream slot of each job. On pages of their own lie the
 counters that the device writes. Compiled code and the broker's Python read the same records. Every
 write that more than one process may make happens under ``HEADER.mutex``. Words with a single writer
 need no mutex: a job's own ``progress`` and marks, a stream's own counter.

@@ -59,8 +59,8 @@ def _lock_after(pool: Member, code: int) -> None:
     """Enter behind whoever is inside or has died there.
 
     Nobody is inside for a slice unless it is stopped there, or the machine has no processor for it.
-    Whoever was stopped inside (SIGSTOP, Ctrl-Z) is continued until it is out, and stopped again:
-    the kernel ends a dead owner's hold, but not a stopped one's. Of several who continue it, the
+    Whoever was stopped inside (SIGSTOP, Ctrl-Z) is continued until it is out, and stopped again.
+    The kernel ends a dead owner's hold, but not a stopped one's. Of several who continue it, the
     first one inside stops it. The others would stop it after its user has let it go on.
     """
     keep_out_of_line()

@@ -4,11 +4,11 @@ Theory of operation
     A region is free or has one owner. A free region that has no pages is *bare*: nobody has had it,
     or the broker has given its pages back. Free regions form a list. Those with pages come first,
     the least recently released at the head; the bare ones follow. A job first gets the region that
-    is still mapped at the slot it needs and has pages (affinity: no system call), else the head of
-    the list: it costs no new physical memory, and its last owner is most likely in its trough. A
-    grant is refused if some job could have finished its iteration before it, and could not
-    afterwards (the banker's rule with claims, ``zico.pool.rules``). Of the jobs without a profile,
-    one at a time grows.
+    is still mapped at the slot it needs and has pages (affinity: no system call). Else it gets the
+    head of the list. That costs no new physical memory, and its last owner is most likely in its
+    trough. A grant is refused if some job could have finished its iteration before it, and could
+    not afterwards (the banker's rule with claims, ``zico.pool.rules``). Of the jobs without a
+    profile, one at a time grows.
 
     On a device that works behind the processor's back a region is released with a fence
     (``zico.pool.fences``). It may be granted before that has passed, if it is issued. The answer is
@@ -16,9 +16,9 @@ Theory of operation
     wait. Regions that need no such wait go first.
 
     B, which gets a region behind A's fence and releases it, leaves two fences on it while A's
-    device is still at work: its own, and A's as ``before``. B's mark comes after its wait for A,
-    but when B dies it is overtaken, and the region must be behind A's fence again. So that two are
-    enough, C gets it only when ``before`` is clear.
+    device is still at work. They are its own, and A's as ``before``. B's mark comes after its wait
+    for A, but when B dies it is overtaken, and the region must be behind A's fence again. So that
+    two are enough, C gets it only when ``before`` is clear.
 
     The pool has regions for the largest budget that it can ever get; on the host a bare one costs
     nothing. The budget bounds what is granted. When it is lowered, the broker empties free regions
@@ -278,10 +278,10 @@ def acquire(pool: Member, wanted: Array, n: int, slot: int) -> int:
         slot: The stream that is going to use them.
 
     Returns:
-        ``GRANTED``; ``BEHIND``: granted, but the stream must wait before it touches them, for each
-        of the ``n_waits`` pairs in the member record; ``MUST_WAIT``: ask again when the table has
-        changed; ``NEVER_FITS``: the job would hold more than it could have held at any time since it
-        joined; ``NOT_SERVED``: the job has left and gets nothing more.
+        ``GRANTED``. ``BEHIND``: granted, but the stream must wait before it touches them, for each
+        of the ``n_waits`` pairs in the member record. ``MUST_WAIT``: ask again when the table has
+        changed. ``NEVER_FITS``: the job would hold more than it could have held at any time since it
+        joined. ``NOT_SERVED``: the job has left and gets nothing more.
     """
     me = job_at(pool, pool.job)
     lock(pool)

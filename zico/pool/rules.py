@@ -22,7 +22,7 @@ The banker's rule: may this state go on, whatever the speeds, without anybody ha
     those that need the least in the end last of all: read backwards in time such a job gives back,
     and the same argument holds. Hence no search.
 
-Ranks of one job are a group, and a group is one job to that rule: each of them waits for the others in
+Ranks of one job are a group, and a group is one job to that rule. Each of them waits for the others in
     its collectives, so none ends its iteration unless all can. ``merge_groups`` makes their sums one entry.
     Of two groups whose ranks each need 2 of 4 regions, one rank each holds 2. As four jobs that is safe:
     each of the two needs no more and will give back. As groups it is not: each needs 2, and none is free.
@@ -234,9 +234,9 @@ def is_no_worse(  # noqa: PLR0913, PLR0917 - the banker's arrays
 ) -> bool:
     """Tell whether a state that ``is_safe`` refuses is right all the same, since it keeps nobody from ending.
 
-    Who is given up is left out: should it go on, it waits for memory like everybody else. Where
-    some job cannot finish even without what is asked for (a profile was wrong), that one is left
-    out: the grant must not make it worse.
+    Who is given up is left out: should it go on, it waits for memory like everybody else. Some
+    job may not be able to finish even without what is asked for (a profile was wrong). That one is
+    left out: the grant must not make it worse.
 
     Args:
         free: As for ``is_safe``, as all that follow.

@@ -24,8 +24,8 @@ Guarantees
 Known limitations
     * Nodes are the product of the cells: 128 cells each for two equal jobs, 25 for three, 11 for
       four.
-    * A cell's level is the most held in it, and times are whole cells: figures are lower than the
-      truth by about a cell an iteration.
+    * A cell's level is the most held in it, and times are whole cells. So figures are lower than
+      the truth by about a cell an iteration.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def in_regions(loads: Sequence[OneLoad], region_bytes: int, *, whole: bool) -> t
     Args:
         loads: The jobs.
         region_bytes: The size.
-        whole: A region is taken as a whole, as real ones are; else what is begun does not count, so
+        whole: A region is taken as a whole, as real ones are. Else what is begun does not count, so
             that what fits in bytes fits.
     """
     more = region_bytes - 1 if whole else 0

@@ -179,7 +179,7 @@ def total(snapshot: Snapshot) -> tuple[Int64s, Int64s]:
 def _put_changes(job: SnapshotJob, now_ns: int, when_ns: Int64s, change: Int64s, n: int) -> tuple[int, int]:
     """Put behind the first ``n`` when and by how much a job's regions change; returns how many those are, and its now.
 
-    A job that has overrun its profile is expected to take as long again as it has overrun, so that
+    A job that has overrun its profile is expected to take as long again as it has overrun. So
     whoever waits for it asks ever less often.
     """
     profile = profile_at(job)

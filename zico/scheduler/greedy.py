@@ -6,9 +6,9 @@ at a boundary (longest waiting first):
 1. While a job without a profile grows, nobody starts.
 2. A job whose peak does not fit beside what the others keep between iterations waits, and holds
    nobody up.
-3. It starts if the smallest delay after which its iteration fits is zero (or too small to tell) and
-   the state with its claim is safe.
-4. Otherwise it waits, and its iteration is reserved at that delay: those behind it start only where
+3. It starts where the state with its claim is safe, and the smallest delay after which its
+   iteration fits is zero or too small.
+4. Otherwise it waits, and its iteration is reserved at that delay. Those behind it start only where
    they fit beside the reservation, so they cannot postpone it, and nobody starves. Where the state
    would not be safe nothing is reserved, since profiles are wrong then. By *first fit* only a job
    that has got less than its floor has its iteration reserved. Any other job that fits starts, even
@@ -60,12 +60,12 @@ if TYPE_CHECKING:
 # going to hold.
 #
 # Theory of operation
-#     Both sides are staircases. A step of the newcomer and a step of the others that together
-#     exceed the budget forbid every delay with which they would overlap, an open interval of
+#     Both sides are staircases. A step of the newcomer and a step of the others may together exceed
+#     the budget. Then they forbid every delay with which they would overlap, an open interval of
 #     delays. The answer is the smallest delay in none of these intervals, so it is 0 or the end of
-#     one of them: an instant at which a step of the newcomer would begin just when the others come
-#     down a step. From a delay that is forbidden we go to the end of an interval that forbids it,
-#     all at once, until no step complains::
+#     one of them. That is an instant at which a step of the newcomer would begin just when the
+#     others come down a step. From a delay that is forbidden we go to the end of an interval that
+#     forbids it, all at once, until no step complains::
 #
 #         budget 6     others   4 4 4 1 1 ...        delay 0: 3 + 4 > 6 from 1 to 3: the 3 may begin at 3, so delay 2
 #                      job      1 3 3 2              delay 2: - - 1 3 3 2 fits
@@ -137,9 +137,9 @@ MARGIN_SHIFT = 5
 """A 32nd of the budget is left out of predictions where that leaves a solution.
 
 Real iterations differ from their profiles by a region or two and by some per cent of time. Where
-two jobs fill the budget exactly, each such difference makes one of them wait inside its iteration,
-where it delays what it would give back; measured on two copies of the ResNet example at 70 %
-(``docs/design/scheduling.md``).
+two jobs fill the budget exactly, each such difference makes one of them wait inside its iteration.
+There it delays what it would give back. That was measured on two copies of the ResNet example at 70
+% (``docs/design/scheduling.md``).
 """
 LOOKAHEAD = 16
 """So many of those that wait have their iterations reserved; whoever is further behind waits for them to start."""

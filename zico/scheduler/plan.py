@@ -1,8 +1,8 @@
-"""Who may start, by a plan where there is one: the best schedule of a few jobs, or the way that does best for any jobs.
+"""Who may start, by a plan where there is one.
 
-A plan is for certain jobs and has one way or several, of which one is in use
-(``zico.scheduler.learning``). Where the snapshot is of other jobs, or one does not do what its
-profile says, shift decides.
+A plan is the best schedule of a few jobs, or the way that does best for any jobs. It is for certain
+jobs and has one way or several, of which one is in use (``zico.scheduler.learning``). Where the
+snapshot is of other jobs, or one does not do what its profile says, shift decides.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _is_starved(snapshot: Snapshot) -> bool:
     """Keep all at their boundaries where somebody inside has been without memory for longer than two of any iteration.
 
     With right profiles that does not happen. With wrong ones a job can wait for ever for what
-    others, whose iterations begin again and again, never leave free at one time; once they stand
+    others, whose iterations begin again and again, never leave free at one time. Once they stand
     still, it gets it or goes to the next tier.
     """
     longest_ns = 0
@@ -189,11 +189,11 @@ def _is_new(job: SnapshotJob) -> bool:
 def _passed_over(snapshot: Snapshot) -> int:
     """Return who goes next, if it fits, whatever the way, or ``NOBODY``.
 
-    That is who has ended its first iteration only, which traces and compiles: by what that took its
+    That is who has ended its first iteration only, which traces and compiles. By what that took its
     next one would be put off for seconds. Or who has waited longest, for longer than three turns of
     all, and got but two thirds of its floor. A way gives everybody that by the profiles that it was
-    tried with. A region more than those say, and a job that had fitted beside another no longer
-    does, while the others go on to fit beside each other.
+    tried with. With a region more than those say, a job that had fitted beside another does not.
+    The others go on to fit beside each other.
     """
     first = NOBODY
     turns_ns = since_ns = 0
@@ -233,7 +233,7 @@ def _serve(snapshot: Snapshot, index: int) -> None:
 def _gathers(known: Learnt, snapshot: Snapshot) -> bool:
     """Keep those at their boundaries there until all are; tells whether it does.
 
-    Which cycle jobs settle into depends on where they stand when it begins: all at their
+    Which cycle jobs settle into depends on where they stand when it begins. They are all at their
     boundaries, as in the trials that a way was chosen by, nobody having waited for longer than the
     others.
     """

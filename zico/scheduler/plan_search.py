@@ -144,9 +144,9 @@ they come into cycles which jobs that begin close together do not reach."""
 _UNEVEN = 0.1
 _DURATION_SHIFT = 4
 _PEAK_SHIFT = 5
-"""A profile is another one when it takes a sixteenth longer or shorter, or holds a 32nd more or less: a plan's cells
-are no finer, and profiles grow a little with every iteration. So it is where its jitter is
-``_UNEVEN`` more or less."""
+"""A profile is another one when it takes a sixteenth longer or shorter, or holds a 32nd more or
+less. A plan's cells are no finer, and profiles grow a little with every iteration. So it is where
+its jitter is ``_UNEVEN`` more or less."""
 
 
 class Known(NamedTuple):

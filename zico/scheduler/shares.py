@@ -3,9 +3,9 @@
 * A job's **weight** is what its throughput counts in the mean that plans maximise.
 * A job of higher **priority** comes first where several wait. Its throughput counts so much more
   that no plan trades it for that of lower ones.
-* A job's **floor** is the least normalised throughput that it is owed: what was guaranteed
-  (``--slo 10%``: at most 10 % slower than alone), else half of its share by weight, a guard against
-  starving and no more.
+* A job's **floor** is the least normalised throughput that it is owed. That is what was guaranteed
+  (``--slo 10%``: at most 10 % slower than alone). Else it is half of its share by weight, a guard
+  against starving and no more.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def check(jobs: Sequence[Asked]) -> None:
     """See that what is asked for jobs can be granted together.
 
     Raises:
-        ProblemError: A weight is not above 0, a floor not from 0 to 1, or a job is owed something
-            although others, that are owed nothing, come before it.
+        ProblemError: A weight is not above 0, or a floor not from 0 to 1. Or a job is owed
+            something although others, that are owed nothing, come before it.
     """
     for job in jobs:
         if not (math.isfinite(job.weight) and job.weight > 0):

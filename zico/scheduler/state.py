@@ -25,8 +25,8 @@ class Profile:
     """Regions held against time within one iteration, as steps.
 
     ``held[i]`` is the most regions held from ``t_ns[i]`` to ``t_ns[i + 1]`` (the last one to
-    ``duration_ns``), and the job is at step i when its progress is in
-    ``[i << shift, (i + 1) << shift)``.
+    ``duration_ns``). The job is at step i when its progress is in ``[i << shift, (i + 1) <<
+    shift)``.
     """
 
     held: tuple[int, ...]

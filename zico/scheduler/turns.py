@@ -64,7 +64,7 @@ def _key(job: SnapshotJob, first: int) -> int:
 def in_order(snapshot: Snapshot, first: int) -> NDArray[np.int64]:
     """Return the indices of the jobs at their boundaries.
 
-    Who has got less than it is owed comes before all others, so that priorities starve nobody; then
+    Who has got less than it is owed comes before all others, so that priorities starve nobody. Then
     it goes by priority, and among equals by what is to come first.
     """
     waiting = np.empty(snapshot.n, np.int64)

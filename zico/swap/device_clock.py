@@ -4,8 +4,8 @@ Theory of operation
     The processor is ahead of the device, so its times say little about when memory is needed. A
     stamp is a timing event on the stream that computes, and is read when the device has come by.
 
-    While a job holds less than it needs, the device waits: for copies out before it overwrites
-    memory, for copies in before it reads, and it makes again what was dropped. A plan for other
+    While a job holds less than it needs, the device waits for copies out before it overwrites
+    memory, and for copies in before it reads. It makes again what was dropped. A plan for other
     tensors waits elsewhere, so this clock stands still meanwhile. Which wait was put on the stream
     between two stamps is known (``STREAM.awaited``), and each copy has a stamp of its own::
 

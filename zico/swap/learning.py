@@ -151,8 +151,8 @@ class Learner:
 
         Args:
             job: Whose iterations they are. It is told of an iteration that plans are made for, in a
-                thread, once the margin has stayed for ``CALM_ITERATIONS``; at once where nothing
-                leaves. It prepares for each planner but the first.
+                thread, once the margin has stayed for ``CALM_ITERATIONS``. Where nothing leaves it
+                is told at once. It prepares for each planner but the first.
             planners: One, or some of which the fastest is kept; as ``swap_schedule.choose`` takes
                 them.
             choose: Asks a planner, in the thread.

@@ -9,7 +9,7 @@ Theory of operation
     copied into memory that nobody sees until it is complete.
 
 Guarantees
-    A contents is always whole in one place: the memory is freed only when the tier has all of it,
+    A contents is always whole in one place. The memory is freed only when the tier has all of it,
     and the tier's copy goes only when nobody can ask for it again. Nothing waits without a
     deadline. Whoever needs something that nobody has begun to bring back brings it himself.
 

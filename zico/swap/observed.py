@@ -84,7 +84,7 @@ class Idleness:
 # -- an iteration as planners see it ---------------------------------------------------------------
 #
 # Operation 0 is what runs ahead of the first event, the others what runs from each event to the
-# next one. A tensor that can be made again has an operation more, ahead of its becoming idle: that
+# next one. A tensor that can be made again has an operation more, ahead of its becoming idle. That
 # makes it of its sources, and only such operations may run again. What is no idle tensor is alive
 # at each operation as one that cannot move::
 #

@@ -2,12 +2,12 @@
 
 Theory of operation
     An iteration is a row of *events*: a tensor becomes idle, or an idle one is used. Between two
-    events lie ticks, the heap's allocations and frees. From what was alive at each tick, had
-    nothing been away, those tensors are taken that are idle over the highest peak, the longest
-    first, until no tick is above the limit. Or a planner of ``zico.planning.saving`` chooses them:
-    for it the events are the operations. They leave in the order in which they become idle, one
-    after another, and come back in the order of their use, each so early that its copy ends before
-    that, but not while its memory would break the limit::
+    events lie ticks, the heap's allocations and frees. What was alive at each tick, had nothing
+    been away, is gone through. Those tensors are taken that are idle over the highest peak, the
+    longest first, until no tick is above the limit. Or a planner of ``zico.planning.saving``
+    chooses them: for it the events are the operations. They leave in the order in which they become
+    idle, one after another. They come back in the order of their use, each so early that its copy
+    ends before that. None comes while its memory would break the limit::
 
         load   ___/~~~~~~~~~~~~~~~~~~~~~~~~~~|___      limit ...............
         a      saved |== leaves ==|........ away ........|== comes ==| used

@@ -1,7 +1,7 @@
 """Lets the state of optimizers leave the pool between steps, and brings it back ahead of them.
 
 What makes it leave, and what a step still waits for, is compiled (``zico.heap.state_offload``).
-Here is when it begins to come back: a thread brings as much as there is room for, from the event of
+Here is when it begins to come back. A thread brings as much as there is room for, from the event of
 the iteration on behind which there is just enough time (``Lead``). Where it came too late, it
 begins earlier in the next iteration.
 """
@@ -53,7 +53,7 @@ class Lead:
 
         Args:
             now_ns: When.
-            late_ns: For how long it has waited for what was late: that begins to come back earlier
+            late_ns: For how long it has waited for what was late. That begins to come back earlier
                 by that time, and by 5 % of it beyond (Capuchin's rule).
             was_in_vain: Most of what had come back left again before the step: half the lead is
                 enough.

@@ -2,11 +2,11 @@
 
 Theory of operation
     An adapter tells of every tensor that becomes idle (``saved``) and of every use (``used``).
-    While the events of an iteration are those of the plan, the plan's tensors leave as soon as
+    The events of an iteration may be those of the plan. Then the plan's tensors leave as soon as
     nobody can reach them, and are fetched at the plan's events. Without a plan, and from the first
-    event that is not the plan's: what became idle first leaves as soon as memory is nearly full,
-    and after a use comes what became idle before that, as long as there is room, for backward
-    passes use last what was saved first.
+    event that is not the plan's: what became idle first leaves as soon as memory is nearly full.
+    After a use comes what became idle before that, as long as there is room. Backward passes use
+    last what was saved first.
 
     In either case a thread of the job that waits for memory gets room (``make_room``): whatever is
     idle and needed last leaves.
@@ -372,8 +372,8 @@ class Swapper:
         """Let so much leave that somebody who waits for memory can go on.
 
         What is to go without a copy goes first, if the device only has to tell that it may. Waits
-        for that, though no longer than ``LANDING_S``, and for what is being copied in, where nothing
-        else can leave: it can when it is here.
+        for that, though no longer than ``LANDING_S``. Where nothing else can leave, it waits for
+        what is being copied in, since that can leave when it is here.
         """
         end_s = time.monotonic() + LANDING_S
         while True:

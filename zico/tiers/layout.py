@@ -1,7 +1,7 @@
 """What describes a stack of tiers.
 
 One memfd holds a ``SHARED`` for each tier and, for each block of each tier, a *word*. A payload of
-any size lies in a *chain* of blocks of one tier; the index of its first block is all that one has
+any size lies in a *chain* of blocks of one tier. The index of its first block is all that one has
 to remember::
 
     word      0             1              2 + 2 * (next + 1) + pages
@@ -11,7 +11,7 @@ to remember::
 no lock is ever held, and no thread waits for one that is preempted.
 
 How fast a tier is, is measured when it is made, and kept current by every copy. A copy of ``n``
-bytes takes ``latency + n / bandwidth``. The latency is what a page takes, measured once; the
+bytes takes ``latency + n / bandwidth``. The latency is what a page takes, measured once. The
 bandwidth is that of the last copies, so that what others do to the same disk or memory shows in it.
 Copies are weighted by their bytes and forgotten by the bytes since: what is ``WINDOW_BYTES`` ago
 counts for 1/e.

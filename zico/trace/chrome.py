@@ -2,8 +2,8 @@
 
 Reading takes what PyTorch's profiler writes with ``profile_memory=True``: its "[memory]" instants,
 the operations around them, and the steps of a profiler that was told ``step()``. Writing gives a
-job its operations and iterations as spans, the bytes of each tensor class as a counter, and
-allocations in PyTorch's own form, so that the result can be read again.
+job its operations and iterations as spans, the bytes of each tensor class as a counter. Allocations
+are in PyTorch's own form, so that the result can be read again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Events of a job's memory: what a trace consists of, in memory. On disk: docs/trace-format.md.
 
-A trace is one array of ``EVENT`` in the order in which things happened (per stream, in the order in
-which the device did them), and the names that operations refer to. Tensors are numbered from 0 in
-the order of their allocation, so a number never means two tensors although an address does.
+A trace is one array of ``EVENT``, and the names that operations refer to. Events stand in the order
+in which things happened, or per stream in that in which the device did them. Tensors are numbered
+from 0 in the order of their allocation, so a number never means two tensors although an address
+does.
 """
 
 from __future__ import annotations

@@ -56,9 +56,10 @@ if TYPE_CHECKING:
 # Theory of operation
 #     ``zico.trace.repeats`` finds the loop and the mark with which it begins; every sighting of
 #     that begins an iteration. Where one was missed (noise, validation in between), a cut is made
-#     an iteration's length after the last or before the next one, where memory is at the same level
-#     as there, if that looks like an iteration: it has most of the marks of one in the middle. What
-#     comes before and after is searched again, since another batch size is another loop::
+#     an iteration's length after the last or before the next one. Memory is at the same level
+#     there, and what is cut off looks like an iteration. It has most of the marks of one in the
+#     middle. What comes before and after is searched again, since another batch size is another
+#     loop::
 #
 #         set-up  T T T T  v v v v v  T T T  U U U U
 #         ^       ^ ^ ^ ^  ^          ^ ^ ^  ^ ^ ^ ^      starts
@@ -343,9 +344,9 @@ def is_part_of_a_step(found: Segmentation, live_after: Int64s, live_before: Int6
     """Tell whether what repeats are layers rather than steps, as in a snapshot of one or two steps.
 
     A step begins where the one before began. Layers begin each a little higher, with one feature
-    map more, and memory comes back after the last one; or each a little lower, as maps are freed.
-    A leak rises, too, but memory never comes back. Nor are passes steps if they make up less than
-    half of the file and most of its peak lies elsewhere.
+    map more, and memory comes back after the last one. Or each begins a little lower, as maps are
+    freed. A leak rises, too, but memory never comes back. Nor are passes steps if they make up less
+    than half of the file and most of its peak lies elsewhere.
 
     Args:
         found: Passes.
@@ -464,7 +465,7 @@ def _times(trace: Trace, life: Lifetimes, first: int, n_ticks: int, cut: int) ->
 def _typical(life: Lifetimes, begin: Int64s, end: Int64s, trace: Trace) -> NDArray[np.bool_]:
     """Return which iterations allocate the same sizes as most do; the order may differ, as threads make it.
 
-    Those with operations are compared with one another, as are those without: while PyTorch's
+    Those with operations are compared with one another, as are those without. While PyTorch's
     dispatcher calls Python, autograd adds gradients into new tensors (``isTensorSubclassLike`` in
     its ``input_buffer.cpp``).
     """

@@ -183,9 +183,9 @@ def clean(text: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # Rebuild a trace from a log that knows addresses only: snapshots and profiler traces of frameworks.
 #
-# Such logs begin in the middle of a life: a free of an address of which no allocation was seen
-# means that the tensor was there before, and an allocation at an address that is taken means that
-# its free was missed.
+# Such logs begin in the middle of a life. A free of an address of which no allocation was seen
+# means that the tensor was there before. An allocation at an address that is taken means that its
+# free was missed.
 
 _Row = tuple[int, int, int, int, int, int, int]
 

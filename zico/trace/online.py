@@ -2,11 +2,11 @@
 
 Theory of operation
     A history of allocations is searched for the iteration (``zico.trace.repeats``) each time it has
-    doubled, also when one is known: what first looks like an iteration may be a micro-batch.
+    doubled, also when one is known. What first looks like an iteration may be a micro-batch.
     Between searches only the mark with which the iteration begins is looked for, so an inserted
     tensor shifts nothing. When it has not been seen for three iterations, the loop is lost
-    (validation, another batch size) and what has come since is searched by itself; the old mark is
-    remembered, and counts at once when it comes again.
+    (validation, another batch size). Then what has come since is searched by itself. The old mark
+    is remembered, and counts at once when it comes again.
 
 Guarantees
     * Bounded memory; amortised O(1) for an allocation; allocates nothing and raises nothing.

@@ -191,8 +191,8 @@ def number(sizes: Array, live_bytes: Array, width: int, ids: Array, table: Array
 def elect(n: int, ids: Array, groups: Records[Group], n_groups: int, order: int) -> None:
     """Let the distances between sightings vote (Boyer and Moore), and count for each mark those that agree.
 
-    Of order 2 are the distances over two sightings, for marks that are seen twice in an iteration;
-    so as not to take two micro-batches of four for one, these have to agree better.
+    Of order 2 are the distances over two sightings, for marks that are seen twice in an iteration.
+    So as not to take two micro-batches of four for one, these have to agree better.
     """
     for counts in range(2):
         for g in range(n_groups):

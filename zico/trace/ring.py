@@ -1,6 +1,6 @@
 """Record events into shared memory without waiting for anybody: one writer at a time, one reader.
 
-The writer holds a lock of its own process (the heap's). The reader is another process, so recording
+The writer holds a lock of its own process (the heap's). The reader is another process. So recording
 goes on to the last instruction of a job that is killed, and costs the job nothing but the write::
 
     RING | event event event ... | names

@@ -4,7 +4,7 @@ Reading takes the device with the most events. What was alive before recording b
 the beginning.
 
 Writing makes one entry of ``device_traces`` per trace, so that the viewer's menu of devices becomes
-one of jobs, and gives each allocation a category, which colours the timeline. A job gets one
+one of jobs. It gives each allocation a category, which colours the timeline. A job gets one
 segment, in which tensors of equal size follow each other at the same address::
 
     segment  | a: 1 MiB | b: 4 MiB         | c: 1 MiB | inactive to the end |      blocks tile it, in order
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 # -- read the data of a pickle without being able to run what is in it -----------------------------
 #
-# A pickle is a program for a stack machine. ``pickletools`` takes it apart, and this machine has
-# the operations that build numbers, strings, lists, tuples and dictionaries, and no other: none
-# that looks up a name, imports, or calls. PyTorch's memory viewer, in a browser, reads the same
-# subset. It costs memory in proportion to the file, and never recurses.
+# A pickle is a program for a stack machine. ``pickletools`` takes it apart. This machine has the
+# operations that build numbers, strings, lists, tuples and dictionaries. It has no other: none that
+# looks up a name, imports, or calls. PyTorch's memory viewer, in a browser, reads the same subset.
+# It costs memory in proportion to the file, and never recurses.
 
 MAX_CONTAINERS = 1 << 25
 """Empty ones cost a byte in the file and 64 in memory."""

@@ -1,13 +1,15 @@
 """Who may say what when: one table for both ends of a connection, and no sockets.
 
+The table::
+
     NEW --Hello--> JOINING --Welcome--> MEMBER --Goodbye--> CLOSED
     MEMBER --MoreRequest--> MORE_DUE --More--> MEMBER
     NEW --Outside--> CLOSED
     NEW --Observe--> OBSERVER --StatusRequest--> STATUS_DUE --Status--> OBSERVER      (likewise for Report, and Change)
 
 The broker may end any state by ``Refused`` or ``ErrorReply``. A message that the table does not
-list is the fault of its sender: ``LocalProtocolError`` if that is this end, ``RemoteProtocolError``
-if it is the other.
+list is the fault of its sender. ``LocalProtocolError``: that is this end. ``RemoteProtocolError``:
+that is the other.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from zico.broker.protocol.messages import MAX_FRAME_BYTES, Message
 
 # -- bytes in, messages out: a four-byte big-endian length, then one msgpack map -------------------
 #
-# Guarantees: no frame longer than ``MAX_FRAME_BYTES`` is buffered, whatever its header says;
-# whatever bytes arrive, in whatever pieces, the only error is ``RemoteProtocolError``; after it the
+# Guarantees: no frame longer than ``MAX_FRAME_BYTES`` is buffered, whatever its header says.
+# Whatever bytes arrive, in whatever pieces, the only error is ``RemoteProtocolError``. After it the
 # reader stays broken.
 
 HEADER_BYTES = 4

@@ -6,7 +6,7 @@ Theory of operation
     each: the pool's regions. Handles are created once and recycled by mapping them elsewhere.
 
 Guarantees
-    Several driver calls are one rollback scope: if one fails, what the operation had done is
+    Several driver calls are one rollback scope. If one fails, what the operation had done is
     undone, in the only order that the driver allows: unmap before release, unmap before freeing
     addresses.
 
@@ -15,7 +15,7 @@ Known limitations
     Imports of one memory's pieces must not overlap: a heap's mutex guards those of compiled code,
     and Python maps no pool's memory beside it.
     Whether the virtual memory functions need a context is found out at the first call in a thread
-    that has none (``needs_context``); the manual lists no context error for any of them.
+    that has none (``needs_context``). The manual lists no context error for any of them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Window(Owned):
         """Map one piece a handle, side by side; what was there is unmapped first.
 
         Raises:
-            DriverError: The range is not whole pieces inside the window, or the driver refused; in
+            DriverError: The range is not whole pieces inside the window, or the driver refused. In
                 the latter case nothing is mapped in the range any more.
         """
         size_bytes = len(handles) * piece_bytes
@@ -126,12 +126,13 @@ def check_range(owned: Owned, offset: int, size_bytes: int, unit_bytes: int) -> 
 # --------------------------------------------------------------------------------------------------
 # Pinned memory of the host that is mapped at a window's addresses: the next tier of a CUDA device.
 #
-# It is created by ``cuMemCreate`` with the location ``HOST_NUMA`` (the manual, from CUDA 12.2: a
-# node must be named, 0 where there are none; ``HOST_NUMA_CURRENT`` is refused). Kernels use it as
+# It is created by ``cuMemCreate`` with the location ``HOST_NUMA`` (the manual, from CUDA 12.2). A
+# node must be named, 0 where there are none. ``HOST_NUMA_CURRENT`` is refused. Kernels use it as
 # they use the device's own memory, and slower. It never leaves the process: no handle type is asked
-# for. The device alone has access: where the processor has it too, ``cuMemsetD8Async`` refuses a
-# range of more than one handle (seen on an H200, benchmarks/results/gpu/host_memory.md), and a
-# framework that clears a tensor gets an error. Copies by the driver need no access of the processor.
+# for. The device alone has access. Where the processor has it too, ``cuMemsetD8Async`` refuses a
+# range of more than one handle (seen on an H200, benchmarks/results/gpu/host_memory.md). Then a
+# framework that clears a tensor gets an error. Copies by the driver need no access of the
+# processor.
 #
 # Known limitations
 #     Whether a driver can is found out by doing it once, with one granule: device attributes tell

@@ -1,9 +1,9 @@
 """Memory that the driver manages: on the device or on the host, at the same addresses, as it is told.
 
 Source: the driver's manual on ``cuMemAdvise`` and ``cuMemPrefetchAsync`` (CUDA 12.2 to 13). With
-the device as its preferred place, memory is populated there. Mapped for the device wherever it is
-("accessed by"), what is on the host is used over the bus and not brought in by the touch, so that
-only orders move it.
+the device as its preferred place, memory is populated there. Memory is mapped for the device
+wherever it is ("accessed by"). What is on the host is used over the bus and not brought in by the
+touch, so that only orders move it.
 
 Known limitations
     Eight of nine tests have passed on a GPU. No job of a framework has paged there.

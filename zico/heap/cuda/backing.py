@@ -5,7 +5,7 @@ contain them, and a job on the host neither compiles nor loads them.
 
 Theory of operation
     *Regions.* A slot is mapped anew only when this process's device work on what was mapped there
-    is done: each slot keeps the fence of its last release, its *guard*.
+    is done. Each slot keeps the fence of its last release, its *guard*.
 
     *Isolation.* In a pool that isolates jobs the stream scrubs what another job has used, after its
     waits and before the owner's first kernel. An empty slot's mapping must go, but not before its
@@ -15,7 +15,7 @@ Theory of operation
 
     *The next tier* is pinned memory of the host, mapped in the window where tensors overflow to.
     Kernels find such a tensor as any other, over the bus: slower, still right. Its memory is this
-    process's own, and in no way inside the budget; it is bounded as the host device's next tier is
+    process's own, and in no way inside the budget. It is bounded as the host device's next tier is
     (``zico.heap.evicting.room``), because pinned memory cannot be swapped.
 
 Guarantees
@@ -28,7 +28,7 @@ Known limitations
     A job that makes no more calls keeps the mappings that its device had not finished with at its
     last one. Until they go, what it still launches on memory that it has given back may reach
     another job's. Every free of a tensor in the next tier waits for the device, and creating its
-    memory takes the driver milliseconds: it is the way out where nobody could go on otherwise.
+    memory takes the driver milliseconds. It is the way out where nobody could go on otherwise.
 """
 
 from __future__ import annotations
@@ -191,8 +191,9 @@ def ready(heap_address: int, first: int, last: int, n: int, status: int) -> int:
     """Make the ``n`` regions that were granted for a run of slots ready to be used by the slots' stream.
 
     Returns:
-        ``GRANTED``; or, with the regions back in the pool, ``MUST_WAIT``: this process's device work may
-        still use what is mapped in one of the slots; ``NEVER_FITS``: the device has refused something.
+        ``GRANTED``. With the regions back in the pool it is ``MUST_WAIT`` or ``NEVER_FITS``. The
+        first: this process's device work may still use what is mapped in one of the slots. The
+        second: the device has refused something.
     """
     heap = record_at(heap_address, HEAP)
     status = _prepare(heap, first, last, status)

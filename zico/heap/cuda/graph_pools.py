@@ -184,7 +184,7 @@ def give(heap: HeapRecord, offset: int) -> int:
     """Free the tensor of a capture at an offset.
 
     Returns:
-        The offset of the segment that it was the last one of, in a pool that no graph uses: it is
+        The offset of the segment that it was the last one of, in a pool that no graph uses. It is
         taken off the table, and the caller frees it. ``KEPT``: the pool keeps the memory.
         ``NOTHING``: no such tensor is there.
     """

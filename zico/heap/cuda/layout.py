@@ -1,6 +1,6 @@
 """The heap's private records on a device that takes every tensor: streams, units, CUDA graphs, guards of mappings.
 
-There are tensors smaller than a granule there, units: a chunk is cut into units of one size, and is
+There are tensors smaller than a granule there, units. A chunk is cut into units of one size, and is
 itself a block to the arena that it lies in::
 
     EXTRA [chunk: | unit | unit | ...] | ...
@@ -22,7 +22,8 @@ CHUNK_BYTES = 1 << CHUNK_SHIFT
 UNIT_STEP_BYTES = 512
 """Sizes of units are multiples of this, and tensors are aligned to it, as PyTorch's own allocator does on CUDA."""
 UNIT_SIZES = tuple(UNIT_STEP_BYTES * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64))
-"""They are powers of two and one and a half times these, up to half a granule: at most a third of a unit is unused."""
+"""They are powers of two and one and a half times these, up to half a granule. At most a third of a
+unit is unused."""
 MOST_UNITS = CHUNK_BYTES // UNIT_STEP_BYTES
 MAX_CHUNKS = 1 << 14
 """So many have room for 16 GiB of small tensors; further tensors get a granule each."""

@@ -1,10 +1,11 @@
 """The heap of a job on a GPU that may hold less than it needs: its window is managed memory, and residency is steered.
 
-Theory of operation Faults of a GPU are not seen in user space. What is seen is when a tensor is
-allocated and when it is freed, whose last use came just before. So a block (a slot of the window, 2
-MiB) counts as touched then; the tables of ``zico.paging.needed_next`` learn from these touches,
-each allocation being an execution named by size and occurrence, and predict the next ones. A block
-is resident when it was last told to be::
+Theory of operation
+    Faults of a GPU are not seen in user space. What is seen is when a tensor is allocated and when
+    it is freed, whose last use came just before. So a block (a slot of the window, 2 MiB) counts as
+    touched then. The tables of ``zico.paging.needed_next`` learn from these touches, and predict
+    the next ones. Each allocation is an execution, named by size and occurrence. A block is
+    resident when it was last told to be::
 
         allocate x   touch x's blocks: in, and others out for them     note_execution, note_fault, move
                      what the next executions touch: in, if what they do not touch can go

@@ -7,8 +7,8 @@ Theory of operation
 
     A *mark* on a stream sets its counter when all that was put there before is done. A region is
     released with the fence of the next mark. Marks are put on a stream when ``spacing_bytes`` were
-    freed since the last, or at once while anybody waits for memory; further before this job waits
-    itself, at its boundaries, and when it leaves.
+    freed since the last, or at once while anybody waits for memory. They are put, too, before
+    this job waits itself, at its boundaries, and when it leaves.
 
     While nobody waits, the first stream is marked every ``beside_bytes``, or ``alone_bytes`` where
     no other job is there. It is marked earlier when this job's share of half of the free memory is
@@ -40,19 +40,19 @@ Theory of operation
 
 Guarantees
     2. The counters of a job that lives are set by its processor only where its device does nothing
-       any more that was put there before: it has been waited for, or the context is lost. cuda.h says
-       of ``LOST`` that all further work is refused and the process must end. It does not say how
-       long a copy goes on that had begun, so the processor waits ``settle_ns`` first.
-    7. A wait on the device ends without anybody's processor: streams wait only for marks that are
-       already on their streams, and those only for what was there before; so in the order of time
+       any more that was put there before. It has been waited for, or the context is lost. cuda.h
+       says of ``LOST`` that all further work is refused and the process must end. It does not say
+       how long a copy goes on that had begun, so the processor waits ``settle_ns`` first.
+    7. A wait on the device ends without anybody's processor. Streams wait only for marks that are
+       already on their streams, and those only for what was there before. So in the order of time
        nothing waits for anything later.
     Who waits for a mark that has yet to be put on a stream waits for one wakening of a thread. The
     marking job's process must run for that, and its stream take marks.
 
 Known limitations
     What a job has freed without a mark is kept from others while its process is stopped, or its
-    first stream captures: at most ``beside_bytes`` (what it freed while it was alone:
-    ``alone_bytes``), and at most its share of half of what was free at its last call.
+    first stream captures. That is at most ``beside_bytes`` (what it freed while it was alone:
+    ``alone_bytes``). It is at most the job's share of half of what was free at its last call.
     A tensor is freed behind the whole device if a stream that it was used on (``record_stream``)
     has lost its slot meanwhile. Slots without such tensors are taken over first.
     Where more streams than slots take turns, a turn costs a mark and a wait.
@@ -430,8 +430,8 @@ def synchronize(heap: HeapRecord) -> bool:
 
 LOST = (226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911)
 """After such a status nothing of a context runs any more. Of these cuda.h (CUDA 13.0) says that the
-process must be terminated to use CUDA again, that the context cannot be used anymore (710), or
-that it is destroyed (709)."""
+process must be terminated to use CUDA again. Of 710 it says that the context cannot be used
+anymore, of 709 that it is destroyed."""
 
 
 @compiled

@@ -27,7 +27,7 @@ def _chain() -> None:
     """Import the ``sitecustomize`` that comes after this one, as if this one were not there.
 
     Takes this folder off ``sys.path``, for good, so that the process sees the path that it would
-    have without Zico; its children find us by ``PYTHONPATH`` as it did.
+    have without Zico. Its children find us by ``PYTHONPATH`` as it did.
     """
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs milliseconds
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]  # noqa: PTH100

@@ -36,7 +36,7 @@ def iteration_problem(trace: Trace, iteration: int | None = None) -> IterationPr
     """Return what a planner needs to know of one iteration: its tensors on a line of ticks, with times.
 
     A tick follows each allocation or free. The iteration lies on a circle, which is cut where the
-    fewest bytes pass; what passes there, and what lives longer than an iteration, is persistent and
+    fewest bytes pass. What passes there, and what lives longer than an iteration, is persistent and
     lives all ticks. The drawing is in ``zico/trace/lifetimes.py``.
 
     Args:

@@ -167,8 +167,8 @@ FOREVER_NS = 1 << 62
 def limits_of(began_ns: int, deadline_s: float, work: int) -> tuple[int, int]:
     """Return when a search ends, by ``time.monotonic_ns``, and how much it works at most.
 
-    One of them is no limit: work where no deadline was given, so that the same problem has the same
-    answer on every machine; else the deadline.
+    One of them is no limit. That is work where no deadline was given, so that the same problem has
+    the same answer on every machine; else the deadline.
     """
     if math.isinf(deadline_s):
         return FOREVER_NS, work

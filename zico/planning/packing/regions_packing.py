@@ -40,9 +40,9 @@ EVERYWHERE = 1 << 62
 _SAME = 1e-12
 """Prices that differ by less are equal: sums of the same floats in another order."""
 
-# Entries of Packing.state: tensors placed, the current stamp, the target, distinct slots, sum of
-# slots held over ticks, the random state, whether prices are out of date. Of Packing.figures: slots
-# held over time, and above the target.
+# Entries of Packing.state: tensors placed, the current stamp, the target, distinct slots, and the
+# sum of slots held over ticks. Then the random state, and whether prices are out of date. Of
+# Packing.figures: slots held over time, and above the target.
 PLACED, STAMP, TARGET, SLOTS, SLOT_TICKS, SEED, DIRTY, STATES = range(8)
 INTEGRAL, EXCESS, FIGURES = range(3)
 

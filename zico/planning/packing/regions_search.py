@@ -5,7 +5,7 @@ the other and dies in about the reverse order. Piled up in that order without ga
 fewest slots possible at the peak, and slots come free from the top. The rest goes where it is
 cheapest, longest lives first.
 
-What remains is improved by ruin and recreate: where slots are held for little, everything in one or
+What remains is improved by ruin and recreate. Where slots are held for little, everything in one or
 two of them goes out and back in, in another order. What gets better stays; what gets worse may stay
 too, less and less as time goes on. Source: G. Schrimpf et al., "Record Breaking Optimization
 Results Using the Ruin and Recreate Principle" (2000); blinks and the acceptance from J.
@@ -80,8 +80,8 @@ class Effort(NamedTuple):
 
 
 PEAK, MEAN, USED, OPTIMAL, MOVES, FOUND = range(6)
-"""They are the most slots held, their mean over time, distinct slots, 1 if nothing can be better,
-moves made, and 1 if there is a packing."""
+"""They are the most slots held, their mean over time, distinct slots, and 1 if nothing can be
+better. Behind them are moves made, and 1 if there is a packing."""
 
 
 @inlined

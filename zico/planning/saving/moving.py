@@ -91,8 +91,8 @@ def _add(load: Int64s, first: int, last: int, size_bytes: int) -> None:
 def scheduled(of: Given, made: Made, which: Int64s, times: Times, way: int) -> Moves:
     """Return when tensors return, for operations that begin at these times.
 
-    By ``EARLY`` those for which the link is behind are asked back as soon as the peak is over; by ``LATE``, none
-    before there is room for it until it is used.
+    By ``EARLY`` those for which the link is behind are asked back as soon as the peak is over. By
+    ``LATE``, none before there is room for it until it is used.
     """
     n, count = len(made.op), len(which)
     opens, closes = np.empty(count, np.int64), np.empty(count, np.int64)

@@ -1,7 +1,7 @@
 """Recomputation: which results are dropped and computed again, on a graph of operations.
 
 Operations have one order, in which each runs for the first time, and make results. A schedule is
-the sequence of operations that run, repeats included. Everything else follows from it: a result is
+the sequence of operations that run, repeats included. Everything else follows from it. A result is
 held from the operation that makes it to the last one that reads it before it is made again::
 
     chain   f0 f1 f2 b2 b1 b0       f0 is held from the beginning to b0

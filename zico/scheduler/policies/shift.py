@@ -1,8 +1,8 @@
 """The published scrooge scheduler, to the letter: ask every so often until the whole iteration is predicted to fit.
 
-What the paper leaves open is a parameter, and what it does not need because it shares between two
-jobs of its own framework is added: who fits beside nobody waits, and jobs that are stopped keep
-nobody waiting.
+What the paper leaves open is a parameter. What it does not need, because it shares between two jobs
+of its own framework, is added. Who fits beside nobody waits, and jobs that are stopped keep nobody
+waiting.
 
 Source: G. Lim et al., "Zico: Efficient GPU Memory Sharing for Concurrent DNN Training", USENIX ATC
 2021, section 4.
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 #
 # Theory of operation
 #     A profile says how much is held and not what it is for. What is held from some time on until
-#     the peak, and from the peak until some later time, are feature maps; what comes and goes
-#     meanwhile is temporary, and its largest sum is kept apart for the whole iteration, as the
-#     paper's local regions are::
+#     the peak, and from the peak until some later time, are feature maps. What comes and goes
+#     meanwhile is temporary. Its largest sum is kept apart for the whole iteration, as the paper's
+#     local regions are::
 #
 #         profile          1 4 2 6 9 5 6 2
 #         feature maps     1 2 2 6 9 5 5 2    rises up to the peak, falls from there
