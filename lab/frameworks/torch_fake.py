@@ -3,15 +3,15 @@
 Theory of operation
     The step runs on fake tensors (``FakeTensorMode``): shapes, types and storages, no data. Above
     them a dispatch mode sees every operation that would reach the device. A storage seen for the
-    first time is an allocation, the death of its last reference a free: views, saved tensors and
-    reference counts are PyTorch's own. A roofline of the device model (``zico.lab.simulator.roofline``)
-    gives each operation its time on one stream.
+    first time is an allocation, and the death of its last reference is a free. Views, saved tensors
+    and reference counts are PyTorch's own. A roofline of the device model
+    (``zico.lab.simulator.roofline``) gives each operation its time on one stream.
 
     Fake tensors are CPU tensors here, since autograd on fake CUDA tensors aborts in builds without
-    CUDA; the last part of this module stands in for what differs when the model is a CUDA device.
+    CUDA. The last part of this module stands in for what differs when the model is a CUDA device.
 
     While modes are active, autograd adds gradients out of place where otherwise it adds into the
-    one of which it holds the last reference; that is undone here (``_Recorder.gradients_sum``)::
+    one of which it holds the last reference. That is undone here (``_Recorder.gradients_sum``)::
 
         as dispatched    ALLOC sum  READ a  READ b  WRITE sum  OP add  FREE a
         as recorded                 READ a  READ b  WRITE a    OP add

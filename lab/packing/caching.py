@@ -1,7 +1,7 @@
 """What PyTorch's caching allocator would reserve for a problem: what a plan is compared with.
 
 Sizes are rounded up to 512 bytes. Small requests share segments of 2 MiB, medium ones segments of
-20 MiB, a large one gets a segment of its own size rounded up to 2 MiB; small and other segments are
+20 MiB. A large one gets a segment of its own size rounded up to 2 MiB. Small and other segments are
 two pools. The smallest free block that is large enough is taken, the lowest among equals, and what
 remains is split off if it is worth it. Freed neighbours merge. No segment is given back, so that
 the bytes reserved at the end are the most ever reserved.

@@ -1,8 +1,8 @@
 """Place tensors one by one in a fixed order: the classic heuristics, and SmartPool's.
 
-Each tensor goes into a gap between the tensors that are placed already and live at a common tick:
-the smallest gap that is large enough (best fit) or the lowest one (first fit). Where no gap is, it
-goes on top::
+Each tensor goes into a gap between the tensors that are placed already and live at a common tick.
+It is the smallest gap that is large enough (best fit) or the lowest one (first fit). Where no gap
+is, it goes on top::
 
     address
        |        +-----+         c goes between a and b (best fit and first fit),
@@ -13,7 +13,7 @@ goes on top::
        |   a    |
        +--------+-----------> tick
 
-In order of start, best fit is what an allocator without knowledge of the future does: only tensors
+In order of start, best fit is what an allocator without knowledge of the future does. Only tensors
 that live at the new tensor's first tick can be in its way.
 
 Known limitations:

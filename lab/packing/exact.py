@@ -4,7 +4,7 @@ Theory of operation:
     * What never lives together is planned apart; each such group has a ``Group`` here.
     * ``exact_search`` searches a group depth first. Whether that takes a millisecond or a century
       depends on the order in which it tries things, and no order is good for all problems. So many
-      orders take turns with a limit on their steps, and the limits grow: a lucky order answers at
+      orders take turns with a limit on their steps, and the limits grow. A lucky order answers at
       once, and in the end one goes through all there is. Source: C. Gomes, B. Selman, H. Kautz,
       "Boosting combinatorial search through randomization", AAAI 1998.
     * What was learned stays from turn to turn: states that failed, and the sections where searches
@@ -64,9 +64,9 @@ if TYPE_CHECKING:
 # The exact planner's search: depth first over "what lies next on this floor?", on a stack of its
 # own.
 #
-# One step of depth is one decision: a tensor put on a valley's floor, or "nothing lies on this
-# floor in this section", which raises it. The answers to one question cover all plans in which
-# every tensor is held up, and exclude each other.
+# One step of depth is one decision. A tensor is put on a valley's floor, or "nothing lies on this
+# floor in this section" raises it. The answers to one question cover all plans in which every
+# tensor is held up, and exclude each other.
 
 FOUND, INFEASIBLE, STOPPED, TOO_DEEP = range(4)
 """What a search comes back with: a plan, a proof, at its limit of steps or its deadline, or with its stack full."""
@@ -276,7 +276,7 @@ def _take_back(state: State, stack: Stack, depth: int) -> None:
 def _go_back(state: State, stack: Stack, depth: int) -> int:
     """Give up on a depth: go back to the last decision that touched its part; returns that depth, or -1.
 
-    The part is as it was right after that decision, but for tensors that hang over all of it: they
+    The part is as it was right after that decision, but for tensors that hang over all of it. They
     must lie somewhere in it anyway, and the top is as good as any.
     """
     left, right = stack.left[depth], stack.right[depth]

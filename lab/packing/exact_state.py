@@ -3,7 +3,7 @@
 Only ticks after a beginning and before an end matter: whatever lives at another tick lives at one
 of those, too. These are the *sections*; a tensor lives in the sections ``[left, right)``. Tensors
 are placed upwards, so that everything below a section's *floor* is settled. A *valley* is a stretch
-of sections with one floor and higher ones on both sides; a tensor that lives only in a valley can
+of sections with one floor and higher ones on both sides. A tensor that lives only in a valley can
 lie nowhere lower than on its floor::
 
     offset 3 |     c c
@@ -13,7 +13,7 @@ lie nowhere lower than on its floor::
     section    0 1 2 3 4 5 6 7
 
 All sizes and offsets are counted in units of the alignment times the sizes' greatest common
-divisor: in a plan in which every tensor is held up by another one or by the ground, offsets are
+divisor. In a plan in which every tensor is held up by another one or by the ground, offsets are
 sums of sizes.
 """
 
@@ -144,7 +144,7 @@ def reset(state: State, problem: Problem, capacity_bytes: int) -> None:
 # What follows from a half-made plan: bounds, forced moves, and where to branch. The pictures are in
 # ``exact_state``.
 #
-# The sections are the machines of a shop, tensors the jobs, an offset is a starting time: each
+# The sections are the machines of a shop, tensors the jobs, an offset is a starting time. Each
 # section works on one tensor at a time, and a tensor occupies all its sections together.
 
 FAR = 1 << 62

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 # It suffices to look where a tensor touches another one or the limit: between such places the cost
 # does not change.
 #
-# A search succeeds early or hardly ever, so that each one begins with fresh weights; how much a
+# A search succeeds early or hardly ever, so that each one begins with fresh weights. How much a
 # failure counts beside size and duration differs from one to the next.
 #
 # Source: Y. Nagata and O. Braysy, "A Powerful Route Minimization Heuristic for the Vehicle Routing
@@ -189,9 +189,9 @@ def eject(
 ) -> bool:
     """Bring all tensors up to ``limit``; tells whether that was done within ``steps`` and before the deadline.
 
-    ``tensors`` are first ticks, ends and sizes; ``learned`` weights and the state of the random
-    numbers, which change; ``places`` numbers by offset, offsets, numbers by top, tops. The first
-    ``n_placed`` numbers are placed and do not overlap, the others are pending.
+    ``tensors`` are first ticks, ends and sizes. ``learned`` are weights and the state of the random
+    numbers, which change. ``places`` are numbers by offset, offsets, numbers by top, tops. The
+    first ``n_placed`` numbers are placed and do not overlap, the others are pending.
     """
     lower, upper, sizes = tensors
     by_offset, offsets, by_top, tops = places
@@ -227,7 +227,7 @@ def eject(
 
 # -- take off what may lie at the bottom without loss, until only cores are left -------------------
 #
-# A tensor that lives as long as all those it is connected with in time may lie below them: whatever
+# A tensor that lives as long as all those it is connected with in time may lie below them. Whatever
 # plan there is, slide it down and what was below it up. The rest falls into parts that have no tick
 # in common, and so on. A stack is solved by this alone. What remains are cores, each above a base::
 #

@@ -2,8 +2,8 @@
 
 Theory of operation
     The device passes on in the order in which jobs came. The next two of them try a slice together
-    if their peaks fit at once; they keep doing so if they did more together than one would have
-    done alone, else they have a slice each. Whoever has no slice has its memory copied out, and
+    if their peaks fit at once. They keep doing so if they did more together than one would have
+    done alone. Else they have a slice each. Whoever has no slice has its memory copied out, and
     back when its turn comes.
 
 Source: W. Xiao et al., "Gandiva: Introspective Cluster Scheduling for Deep Learning", OSDI 2018.

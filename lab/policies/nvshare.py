@@ -1,7 +1,7 @@
 """The whole device for one job at a time, for a quantum, in the order in which they came; all others stand still.
 
 Source: G. Alexopoulos, D. Mitropoulos, "nvshare: Practical GPU Sharing Without Memory Size
-Constraints", ICSE Companion 2024: memory is the driver's managed one, so that whoever gets the
+Constraints", ICSE Companion 2024. Memory is the driver's managed one, so that whoever gets the
 device faults its pages in.
 """
 

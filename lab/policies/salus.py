@@ -1,8 +1,8 @@
 """Lanes: jobs share a stretch of memory one iteration at a time, and as many lanes are open as fit.
 
-Whatever the jobs of a lane do, no more than the largest of their needs is used in it, so that what
-all keep between iterations and the largest need of each lane fit the budget: no prediction, no
-clock.
+Whatever the jobs of a lane do, no more than the largest of their needs is used in it. So what all
+keep between iterations and the largest need of each lane fit the budget. There is no prediction and
+no clock.
 
 Source: P. Yu, M. Chowdhury, "Salus: Fine-Grained GPU Sharing Primitives for Deep Learning
 Applications", MLSys 2020; who joins which lane as in its published code.

@@ -4,8 +4,8 @@ First is the job of the highest priority; of those the one of the largest weight
 came first.
 
 Source: B. Wu et al., "Transparent GPU Sharing in Container Clouds for Deep Learning Workloads"
-(TGS), NSDI 2023: adaptive rate control by the first job's own progress, and managed memory in which
-its pages stay.
+(TGS), NSDI 2023. It has adaptive rate control by the first job's own progress, and managed memory
+in which its pages stay.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def end_ns(problem: SwapProblem, op: Int64s) -> Int64s:
 
 # -- autoSwap's priorities: how good it is to swap a tensor in one of its gaps ---------------------
 #
-# With ``t`` the length of the gap in nanoseconds, from the end of one access to the beginning of
-# the next, ``s`` the tensor's bytes and ``out``, ``back`` its transfers' nanoseconds:
+# ``t`` is the length of the gap in nanoseconds, from the end of one access to the beginning of the
+# next. ``s`` is the tensor's bytes, and ``out``, ``back`` are its transfers' nanoseconds.
 #
 # * ``doa``, duration of absence: ``t - out - back``.
 # * ``aoa``, area of absence: ``s * doa`` if that is not negative, else ``doa / s``.
@@ -171,10 +171,10 @@ def _choose(load: Floats, took: Floats, first: Int64s, last: Int64s, size: Int64
 
 # -- when chosen gaps' transfers are asked for, as AutoSwap does -----------------------------------
 #
-# Transfers out are asked for at the access before the gap, in that order: each starts when the
+# Transfers out are asked for at the access before the gap, in that order. Each starts when the
 # access and the transfer out ahead of it have ended. Transfers back are planned from the last one
-# to the first: each ends when its access begins or the next transfer back starts, whichever is
-# earlier; none starts before the operation behind the peak. Source: arXiv 1903.06631, section on
+# to the first. Each ends when its access begins or the next transfer back starts, whichever is
+# earlier. None starts before the operation behind the peak. Source: arXiv 1903.06631, section on
 # AutoSwap's scheduling.
 
 

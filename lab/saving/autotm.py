@@ -10,7 +10,7 @@ program minimises the sum of these times, with what is in memory at each operati
     synchronous        |                       |        away from 1 to 5, copied before 1 and before 6
 
 Each gap has a few choices of where its copies begin, by their durations. Where the rounded solution
-exceeds the limit, or its replay breaks a rule, the limit is lowered at the fullest operations and
+exceeds the limit, or its replay breaks a rule, the limit is lowered at the fullest operations. Then
 the program is solved again, as the paper does for fragmentation. Source: M. Hildebrand et al.,
 "AutoTM: Automatic Tensor Movement in Heterogeneous Memory Systems using Integer Linear Programming"
 (ASPLOS 2020), section 4.
@@ -131,6 +131,8 @@ class Choices:
 
 
 # -- the program -----------------------------------------------------------------------------------
+#
+# Its columns and its rows::
 #
 #     out[c], back[c]   copy c is chosen                  of each gap as many out as back, one or none
 #     wait[k]           operation k takes longer          overlaps of each direction <= took[k] + wait[k]

@@ -3,8 +3,8 @@
 Theory of operation
     Any share of a gap's bytes may leave, in pieces as small as one likes, and the pieces of all
     gaps are alike. So a plan is how many bytes of each gap leave, and for each point of time how
-    many bytes have left and returned (of each class of tensors, since a latency makes small ones
-    slower)::
+    many bytes have left and returned. It is so for each class of tensors, since a latency makes
+    small ones slower::
 
         x[g]         bytes of gap g that leave                     0 <= x[g] <= size[g]
         A[p], D[p]   bytes of gaps that have opened, that had to be back, at point p
@@ -20,9 +20,9 @@ Theory of operation
     a lower bound, and so is its least wait for a limit.
 
 Guarantees
-    * Merging points (``lab/saving/bound.py``), which keeps the program small, only lowers
-      the bound: gaps become longer, and a merged segment is needed only between what leaves by its
-      end and returns by its beginning.
+    * Merging points (``lab/saving/bound.py``), which keeps the program small, only lowers the
+      bound. Gaps become longer, and a merged segment is needed only between what leaves by its end
+      and returns by its beginning.
 
 Known limitations
     * A latency only makes bandwidths lower, to what the largest tensor of a class of about one size
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 #
 # Time is cut at *points*: the end of each operation and the beginning of the next one; a *segment*
 # lies between two of them. A gap opens at a point and closes at a later one, on the circle. Only
-# gaps that pass an operation above a level are kept, and points at which nothing happens are
-# merged, so that what is left is small::
+# gaps that pass an operation above a level are kept. Points at which nothing happens are merged, so
+# that what is left is small::
 #
 #     point          0   1       2   3       4   5       6 = 0        operation k runs from point 2 k + 1 to 2 k + 2
 #     segment          .   op 0    .   op 1    .   op 2               between them the device idles, or waits

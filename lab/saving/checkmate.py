@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 # -- layers ----------------------------------------------------------------------------------------
 #
 # In the authors' graphs a node is a layer, and another one its gradient, whatever operations these
-# consist of. A trace has views, statistics and updates between them. So an operation is part of the
-# one before it, if it makes nothing of size and reads nothing of size but what that one has at
-# hand. Of size are all results but the smallest ones, which together are a hundredth of the limit.
-# Those are taken to be held all the time. Source: ``dfgraph_from_keras`` of the published code.
+# consist of. A trace has views, statistics and updates between them. So an operation may be part of
+# the one before it. That is so if it makes nothing of size and reads nothing of size but what that
+# one has at hand. Of size are all results but the smallest ones, which together are a hundredth of
+# the limit. Those are taken to be held all the time. Source: ``dfgraph_from_keras`` of the
+# published code.
 
 _SMALL_SHARE = 0.01
 
@@ -111,7 +112,7 @@ def _merged(
 
 # -- the program -----------------------------------------------------------------------------------
 #
-# In stage t operation t runs for the first time, and before it others may run again:
+# In stage t operation t runs for the first time, and before it others may run again::
 #
 #     run[t, i]       operation i runs in stage t
 #     stays[t, r]     result r is held when the stage begins
@@ -291,7 +292,7 @@ def least_cost_ns(graph: Graph, limit_bytes: int, deadline_s: float) -> float | 
     """Return what every schedule within the limit costs at least, by the relaxation; ``None``: not known in time.
 
     What an operation with several results makes again while it is held is counted twice, as in the
-    program, so that it is no bound where schedules do that.
+    program. So it is no bound where schedules do that.
     """
     try:
         found, is_proved = _Program(graph, limit_bytes, now_s() + deadline_s).solve(relaxed=True)

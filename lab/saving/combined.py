@@ -4,8 +4,8 @@
   recomputation, the one that costs less. Source: X. Peng et al., "Capuchin: Tensor-based GPU Memory
   Management for Deep Learning" (ASPLOS 2020), section 4, algorithms 1 and 2. Its feedback is the
   executor's (``zico.swap.learning``).
-* ``superneurons``: results of cheap layers are made again, those of convolutions and products move
-  and nothing else does; the least recently used ones go first, which are those made first.
+* ``superneurons``: results of cheap layers are made again. Those of convolutions and products move
+  and nothing else does. The least recently used ones go first, which are those made first.
   Source: L. Wang et al., "SuperNeurons: Dynamic GPU Memory Management for Training Deep Neural
   Networks" (PPoPP 2018), sections 3.3 and 3.4. Recomputation is the speed-centric one.
 * ``echo``: results of cheap operations are made again where that lowers the peak of the whole graph;

@@ -1,6 +1,6 @@
 """Plans that save memory as JSON: for who carries them out, with names of the trace instead of the problem's indexes.
 
-Operations are counted as the problem counts them; ``event`` is where in the trace each of those is
+Operations are counted as the problem counts them. ``event`` is where in the trace each of those is
 that a transfer is asked for at, ``op`` its name.
 """
 
@@ -110,14 +110,15 @@ def plan_json(found: SwapIteration, made: Rewritten, plan: SavePlan, limit_bytes
 
 # -- the swap problem of one iteration of a trace that says which operation uses which tensor ------
 #
-# Where a tensor ends between two allocations that no operation separates, an operation without
-# duration is put in, so that the load is the trace's own at every instant::
+# A tensor may end between two allocations that no operation separates. An operation without
+# duration is put in there, so that the load is the trace's own at every instant::
 #
 #     trace       ALLOC a  FREE b  ALLOC c  READ a  WRITE c  OP add
 #     operations  (empty: a)       add: c, uses a and c
 #
-# What lives longer than one iteration and shorter than two is there twice for a while: once all
-# around the circle, and once, as a tensor that is never idle, for as long as there are two.
+# What lives longer than one iteration and shorter than two is there twice for a while. It is there
+# once all around the circle, and once, as a tensor that is never idle, for as long as there are
+# two.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

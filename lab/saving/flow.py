@@ -1,7 +1,7 @@
 """Our planner of swaps: the cheapest flow of parts, scheduled, replayed, and the best of some tries.
 
 Theory of operation
-    ``network.py`` chooses how many parts of each gap leave so that the waits are least,
+    ``network.py`` chooses how many parts of each gap leave so that the waits are least.
     ``scheduled`` gives each part its time, and the compiled replay says what that costs. Small
     parts hold little memory while they move, but pay a latency each; how many latencies joining
     saves is not known beforehand. So parts of several sizes and several expectations are tried, and
@@ -9,8 +9,8 @@ Theory of operation
     counts in parts of their size, since each of them pays a latency.
 
     A part is so many whole regions, so that what leaves gives regions back. Without parts, whole
-    tensors leave: those of which the flow takes most, and then single ones more or less, as long as
-    the replay says that it helps.
+    tensors leave: those of which the flow takes most. Then single ones leave more or less, as long
+    as the replay says that it helps.
 
 Known limitations
     * A plan is not proved best: ``bound.py`` says how far it may be from it.
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 # Out as early as possible: whenever the link is free, of the parts that may go the one whose gap
 # closes first. Back as late as possible: the same, with time running backwards. With given parts no
 # other schedule holds less memory at any instant, up to one part for each direction. Both are made
-# for operations that wait as was chosen, and are then tied to the operations: a transfer is asked
+# for operations that wait as was chosen, and are then tied to the operations. A transfer is asked
 # for at the operation that has begun by then.
 #
-# Neighbouring parts of a tensor that follow each other on both links become one transfer, which
-# saves latencies, where what they then hold longer is free::
+# Neighbouring parts of a tensor that follow each other on both links become one transfer where what
+# they then hold longer is free. That saves latencies::
 #
 #     limit    --------------------------------
 #     load     ____/  a may be one     \_______
@@ -300,8 +300,8 @@ def _asked(swap: Int64s, begin_ns: Int64s, gap: tuple[Int64s, Int64s], clock: _C
     """Return transfers in the order of their beginning, each asked for at the operation that has begun by then.
 
     Those that are not ``delayed`` are asked for at the operation before, where one begins just then: it may have
-    to wait for them. Where operations take no time, several begin at once: then the nearest one of those from
-    the access before the gap to the gap's last operation, which ``gap`` has.
+    to wait for them. Where operations take no time, several begin at once. Then it is the nearest
+    one of those from the access before the gap to the gap's last operation, which ``gap`` has.
     """
     order = np.argsort(begin_ns, kind="stable")
     access, last = gap[0][order], gap[1][order]
@@ -465,8 +465,8 @@ def _of_parts(
         problem: The problem.
         level: What the flow is to keep, in bytes.
         fluid: The problem's.
-        sizes: Of a part, of a region, of which parts of the tensors that leave are multiples, and of the parts
-            in which the flow counts.
+        sizes: Of a part, of a region, and of the parts in which the flow counts. Parts of tensors
+            that leave are multiples of a region.
         over: Use gaps on both sides of the cut; without such gaps there is no plan.
     """
     part_bytes, region_bytes, counted_bytes = sizes

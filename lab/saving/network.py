@@ -17,8 +17,8 @@ of them.
 
 Known limitations
     * The iteration is cut open where the fewest bytes of gaps pass. A gap that passes there is used
-      on one side, or on both: what is away at the cut is then chosen first, with the ends joined,
-      where a toll at the cut keeps bytes from going round that never left.
+      on one side, or on both. What is away at the cut is then chosen first, with the ends joined.
+      There a toll at the cut keeps bytes from going round that never left.
     * Waits for both directions at one point add up here, though they would overlap.
     * That what returns is what left is not seen here; the schedule looks after it.
     * A slot may carry bytes of two gaps.
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 #
 # Arcs have a least and a most flow and a cost for each unit. The network simplex keeps a spanning
 # tree of arcs whose flow is free; all other arcs are at their least or their most. Each pivot
-# brings in an arc whose reduced cost has the wrong sign, pushes flow round the cycle that it
+# brings in an arc whose reduced cost has the wrong sign. It pushes flow round the cycle that it
 # closes, and drops the arc that blocks::
 #
 #           first ---entering---> second

@@ -1,6 +1,6 @@
 """Where tensors lie once some of them leave and return: the packing problem of the iteration that a swap plan makes.
 
-As published, swapping comes first and packing second, on the trace that results: a tensor that was
+As published, swapping comes first and packing second, on the trace that results. A tensor that was
 away is a new one when it returns, and may lie elsewhere. A tensor of which parts leave is as many
 tensors as it has parts.
 """
@@ -119,7 +119,7 @@ def lowest_limit(
 ) -> Lowest:
     """Return the lowest limit found by bisection at which the planner's plan costs no more than ``overhead``.
 
-    Bisection takes for granted that a limit that is too low stays so below; what it finds is kept,
+    Bisection takes for granted that a limit that is too low stays so below. What it finds is kept,
     but with a planner that is not monotone a lower one may exist.
 
     Args:

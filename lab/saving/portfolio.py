@@ -1,11 +1,11 @@
 """Published planners together: many starts, each pruned to what the limit needs, and swaps for the rest.
 
 Theory of operation
-    A *start* is an order in which results are dropped and made again: by published planners, for
-    the limit and for lower ones, or all that can be. ``pruned`` leaves out repeats, the dearest
-    first, as long as the limit is kept. That is repeated with other orders of leaving out, drawn at
-    random, while there is time. Starts that are pruned to higher limits hold too much; a planner of
-    swaps moves the rest. The fastest iteration stays.
+    A *start* is an order in which results are dropped and made again. Published planners say which,
+    for the limit and for lower ones, or it is all that can be. ``pruned`` leaves out repeats, the
+    dearest first, as long as the limit is kept. That is repeated with other orders of leaving out,
+    drawn at random, while there is time. Starts that are pruned to higher limits hold too much; a
+    planner of swaps moves the rest. The fastest iteration stays.
 
     The plans of Capuchin and SuperNeurons are among those that are compared.
 """

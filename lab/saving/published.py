@@ -20,7 +20,7 @@
   2016), section 3.
 
 Known limitations
-    A layer of vDNN does not wait for its own copy, as it does as published; and it has one
+    A layer of vDNN does not wait for its own copy, as it does as published. And it has one
     algorithm, not a slower one that needs less memory. Both flatter it.
 """
 

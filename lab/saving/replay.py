@@ -3,9 +3,9 @@
 Operations run one after another on one stream, transfers on one stream for each direction, all in
 continuous time:
 
-* An operation begins once the one before it has ended and the time between them has passed, all its
-  tensors are in memory, and what it allocates fits below the limit. What it frees, it frees when it
-  ends.
+* An operation begins once the one before it has ended and the time between them has passed. All its
+  tensors must be in memory by then, and what it allocates fits below the limit. What it frees, it
+  frees when it ends.
 * A transfer out begins when its stream reaches it, its delay has passed and the access before its
   gap has ended. It holds its memory until it ends.
 * A transfer back begins when its stream reaches it, its delay has passed, its bytes are out and
@@ -13,7 +13,7 @@ continuous time:
 * At one instant operations go first: the memory is theirs before a transfer back takes it.
 
 The first iteration begins with all persistent tensors in memory, but those that the plan has out at
-the boundary; the others begin where the one before them ended. Besides the rules of
+the boundary. The others begin where the one before them ended. Besides the rules of
 ``broken_rule``:
 
 * ``start``: what is in memory when an iteration begins lies below the limit.

@@ -2,11 +2,11 @@
 
 An individual says into which size class each size falls, and which gaps are kept: they are used
 only where no other serves. For each individual a planner chooses swaps as Belady would. At an
-operation above the limit, the tensor leaves whose next use is furthest, of the size class that the
-operation needs, and of those that have waited for a threshold. It leaves at once, and returns as
-early as there is room. ``Replayer`` tells how long an iteration takes. Individuals survive by the
-softmax of ``(T_best - t) / T_best``. Source: C. Huang et al., "SwapAdvisor: Pushing Deep Learning
-Beyond the GPU Memory Limit via Smart Swapping" (ASPLOS 2020), sections 4 and 5.
+operation above the limit, the tensor leaves whose next use is furthest. It is of the size class
+that the operation needs, and has waited for a threshold. It leaves at once, and returns as early as
+there is room. ``Replayer`` tells how long an iteration takes. Individuals survive by the softmax of
+``(T_best - t) / T_best``. Source: C. Huang et al., "SwapAdvisor: Pushing Deep Learning Beyond the
+GPU Memory Limit via Smart Swapping" (ASPLOS 2020), sections 4 and 5.
 
 Known limitations
     * The published search also orders operations. Our traces have one order, which stays.

@@ -1,7 +1,7 @@
 """One policy on one budget, simulated, in the figures by which policies are compared.
 
 Work is counted from the warm-up's end or a job's arrival, whichever is later, until it leaves or
-the simulation ends; of a job that has left before the warm-up ended, over all its stay.
+the simulation ends. Of a job that has left before the warm-up ended, over all its stay.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Result:
 def horizon_of(loads: Sequence[Load], seconds: float | None = None, round_ns: int = 0) -> Horizon:
     """Return how long to simulate jobs.
 
-    Until all have left, where each has a number of iterations; else for some iterations of the
-    longest job after the last has arrived and changed, or for the seconds that are given, of which
+    Until all have left, where each has a number of iterations. Else for some iterations of the
+    longest job after the last has arrived and changed, or for the seconds that are given. Of that
     the warm-up takes its share.
 
     Args:
@@ -181,9 +181,9 @@ def check_guarantees(loads: Sequence[Load], budget: int, region_bytes: int, slow
     """Refuse guarantees that no schedule can keep all: by what the device does, and by memory held over time.
 
     Both conditions are necessary, not sufficient. A job with normalised throughput x is inside an
-    iteration at least for the share x of the time and holds its curve's mean there, elsewhere at
-    least what is persistent. Jobs that leave or change are not counted: the others may come to have
-    the device to themselves.
+    iteration at least for the share x of the time. It holds its curve's mean there, and elsewhere
+    at least what is persistent. Jobs that leave or change are not counted: the others may come to
+    have the device to themselves.
 
     Raises:
         ConfigError: They contradict each other.

@@ -1,7 +1,7 @@
 """The devices that can be simulated, by name.
 
 A data sheet does not say how much of a device one job uses, so jobs do not slow each other unless
-told: ``v100-32gb:utilisation=0.6`` is a device of which each job alone uses six tenths.
+told. ``v100-32gb:utilisation=0.6`` is a device of which each job alone uses six tenths.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ _COPY_BYTES_PER_S = {
 
 ANY_DEVICE = "any"
 # A fault's 45 us are those of G10 (MICRO 2023); 64 KiB is the driver's smallest unit of migration
-# (D. Ganguly et al., ISCA 2019). Together 1.5e9 bytes per second; published totals of managed
-# memory on a V100 (DeepUM, ASPLOS 2023: 110 s and 17.2e6 faults an iteration) are 6.4 us for a page
-# of 4 KiB, 0.6e9.
+# (D. Ganguly et al., ISCA 2019). Together that is 1.5e9 bytes per second. Published totals of
+# managed memory on a V100 are 110 s and 17.2e6 faults an iteration (DeepUM, ASPLOS 2023). That is
+# 6.4 us for a page of 4 KiB, 0.6e9.
 DEVICE_MODELS = {
     name: DeviceModel(name, copy_bytes_per_s=_COPY_BYTES_PER_S[name])
     for name, device in DEVICES.items()
     if device.is_cuda
 } | {
-    # The next tier of the host is a file: 1e9 bytes per second and 100 us for a read ahead of 8
-    # pages are a common solid-state disk's; nothing here was measured.
+    # The next tier of the host is a file. 1e9 bytes per second and 100 us for a read ahead of 8
+    # pages are a common solid-state disk's. Nothing here was measured.
     "host": DeviceModel("host", copy_bytes_per_s=1e9, fault_ns=100_000, fault_bytes=32 * KIB)
 }
 """The devices by name; none slows jobs that share it unless it is told how much of it they use."""

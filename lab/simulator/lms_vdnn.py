@@ -1,11 +1,11 @@
 """What paging is compared with: swapping of whole tensors, on demand as LMS does and by a fixed rule as vDNN does.
 
 *LMS* (the large model support of PyTorch 1.1 to 1.5): when an allocation does not fit, tensors
-leave that no running operation uses, least recently used first; they come back when they are used.
-Nothing overlaps with computing.
+leave that no running operation uses. The least recently used leave first. They come back when they
+are used. Nothing overlaps with computing.
 
 *vDNN*: what the forward pass reads and the backward pass reads again leaves at its last forward
-reader and comes back one such operation before its first backward reader; each of these operations
+reader. It comes back one such operation before its first backward reader. Each of these operations
 waits for its copy. ``all`` takes every operation for a layer, ``conv`` convolutions only. It knows
 no limit: it needs what it needs.
 

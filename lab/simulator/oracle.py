@@ -1,12 +1,12 @@
 """What is possible at all for a few jobs: the best of all schedules, by looking at every one. Offline only.
 
-It may keep a job waiting anywhere, knows all profiles exactly, and needs no state to be safe, so no
+It may keep a job waiting anywhere, knows all profiles exactly, and needs no state to be safe. So no
 scheduler that gives each job what it is owed gets further. Where the best cycle starves a job, that
-one's work counts more until it does not, and the answer is the mixture of the last two cycles, one
-for a while and then the other, that just gives it its floor.
+one's work counts more until it does not. The answer is the mixture of the last two cycles, one for
+a while and then the other, that just gives it its floor.
 
 Cells of iterations hold the most that is held in them. Where the steps of all jobs are multiples of
-one length, and few enough, the figure is exact; else it is lower than the truth by up to a cell an
+one length, and few enough, the figure is exact. Else it is lower than the truth by up to a cell an
 iteration.
 """
 

@@ -5,7 +5,7 @@ Theory of operation
 
     A fault is handled as unified memory's driver does: fixed time for a batch, then for each of its
     blocks room, then its content. Blocks are moved in the background while operations run, as
-    ``zico.paging.needed_next`` says; a fault waits for the block that is being moved in, and goes
+    ``zico.paging.needed_next`` says. A fault waits for the block that is being moved in, and goes
     before all others::
 
         fault on b, c     |45 us|evict x -> out|b in|evict y -> out|c in|  then the operation goes on

@@ -1,8 +1,8 @@
 """The operating points of a traced job: what a planner makes of it, limit by limit.
 
-Jobs that move memory at the same time share the link. So each point is planned twice: with the whole
-link, for a job that is the only one to move, and with its part of it where all jobs of the
-simulation may (``OperatingPoint.among``).
+Jobs that move memory at the same time share the link. So each point is planned twice. Once it has
+the whole link, for a job that is the only one to move. Once it has its part of it, where all jobs
+of the simulation may move (``OperatingPoint.among``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Devices by their data sheets, and the least time that an operation can take on one.
 
 Source: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model",
-CACM 52(4), 2009: an operation of F floating-point operations that moves B bytes takes at least
+CACM 52(4), 2009. An operation of F floating-point operations that moves B bytes takes at least
 max(F / peak, B / bandwidth). No efficiency factor is applied: real kernels reach 50 to 90 % of it,
 and small ones wait for their launch.
 """

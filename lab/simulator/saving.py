@@ -12,7 +12,7 @@ Theory of operation
 
 Known limitations
     A stretched curve is slower everywhere alike, although copies delay some operations and not
-    others. Jobs that move memory at the same time share the link, by a rule: a point is good for so
+    others. Jobs that move memory at the same time share the link, by a rule. A point is good for so
     many of them as it says (``OperatingPoint.among``), whether they copy all the time or hardly
     ever.
 """

@@ -43,7 +43,7 @@ STEP = re.compile(r"^\| (\d+) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 MOST_LINES = 160
 MOST_COLUMNS = 100
 MOST_WORDS = 25
-SHORT_IN = ("zico", "adapters", "kernels", "lab/cli", "lab/report")
+SHORT_IN = ("zico", "adapters", "kernels", "lab")
 """Where docstrings and comments have short sentences."""
 
 
