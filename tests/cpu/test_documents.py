@@ -17,6 +17,7 @@ from zico.cli.options import KEYS
 from zico.lab.report.simulation import SimulatedLoad, SimulatedRow, SimulationReport
 from zico.lab.simulator.compare import SimulatedJob
 from zico.planning.saving.registry import DEVICE_PLANNERS
+from zico.report.attribution import Attribution
 from zico.report.model import JobFigures, PoolFigures, ProcessFigures, RunReport
 from zico.scheduler.policies import POLICIES, policy_named
 
@@ -280,7 +281,7 @@ def test_the_settings_are_all_described() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *(RunReport, PoolFigures, JobFigures, ProcessFigures, Saving, RefusedRequest),
+        *(RunReport, PoolFigures, JobFigures, ProcessFigures, Saving, RefusedRequest, Attribution),
         *(SimulationReport, SimulatedRow, SimulatedJob, SimulatedLoad),
     ],
 )

@@ -17,10 +17,10 @@ from cpu.support.report_cases import EVIL, Parsed, run
 from zico.base.units import MIB
 from zico.broker.protocol.messages import WaitKind
 from zico.report.model import RunReport
-from zico.report.page import NOBODY, page, waited_for_s, write_page
+from zico.report.page import LEFT, NOBODY, PART_COLOURS, RIGHT, page, waited_for_s, write_page
 from zico.report.perfetto import ITERATIONS_TID, POOL_PID, WAIT_TIDS, events, write_trace
 from zico.report.picture import draw
-from zico.report.table import COLUMNS, job_rows
+from zico.report.table import COLUMNS, TIME_COLUMNS, job_rows, time_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,6 +85,23 @@ def test_the_page_has_the_figures_and_tells_who_waited_for_whom() -> None:
     assert waited_for_s(history) == pytest.approx(np.array([[0, 0.1, 0], [0.25, 0, 0.1]]))
     assert "b waits inside an allocation, for a: 2 times, 0.250 s from 1.700 s" in found.titles
     assert "b waits to start an iteration: 0.100 s from 2.500 s" in found.titles
+
+
+def test_a_bar_shows_where_the_time_went() -> None:
+    """Each part is as wide as its share, one after the other; the table says what is not known of it."""
+    report, history = run()
+    found = Parsed(page(report, history))
+    assert found.rows["times"] == [list(TIME_COLUMNS), *map(list, time_rows(report))]
+    assert found.rows["times"][1][:5] == ["a", "4.0 s", "2.0 s", "0.5 s", "0.1 s"]
+    assert found.rows["times"][1][-5:] == ["0.2 s", "1.0 s", "0.500 s (best)", "not known", "not known"]
+    bars = [found for tag, found in found.elements if tag == "rect" and found.get("fill") in PART_COLOURS.values()]
+    spans = [(float(str(bar["x"])), float(str(bar["width"]))) for bar in bars if "opacity" not in bar]
+    assert [width / (RIGHT - LEFT) * 4 for _, width in spans] == pytest.approx(
+        [2.0, 0.5, 0.1, 0, 0, 0, 0.2, 0.2, 1.0], abs=0.01
+    )
+    assert spans[0][0] == LEFT
+    assert all(x + width == pytest.approx(then, abs=0.2) for (x, width), (then, _) in itertools.pairwise(spans))
+    assert "a, waits for a processor: 0.200 s" in found.titles
 
 
 def test_a_peak_is_one_number_wherever_it_stands() -> None:

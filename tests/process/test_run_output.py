@@ -9,6 +9,7 @@ import pytest
 from cpu.support.zico_process import ZicoRun, python
 
 from zico.cli import main
+from zico.report.attribution import PARTS
 
 
 def test_lines_carry_the_jobs_name_and_stay_in_their_stream() -> None:
@@ -123,6 +124,39 @@ def test_the_first_process_that_joins_is_the_job_and_others_are_listed_below_it(
     (job,) = json.loads(target.read_text())["jobs"]
     assert job["framework"] == "fake"
     assert [process["name"] for process in job["other_processes"]] == ["pair.2"]
+
+
+ITERATIONS, LEAST_S = 130, 0.01
+ITERATE = f"""
+import time
+from zico.heap import allocator
+from zico.job.session import attach
+session = attach("test")
+record, region_bytes = session.heap.record[0], session.membership.region_bytes
+for _ in range({ITERATIONS}):
+    block = allocator.allocate(record, 8 * region_bytes, 64)
+    began_s = time.thread_time()
+    while time.thread_time() - began_s < {LEAST_S}:
+        pass
+    allocator.free(record, block)
+    allocator.mark(record)
+"""
+
+
+@pytest.mark.parametrize("policy", ["serial", "zico"])
+def test_what_a_jobs_time_went_to_adds_up_to_it(tmp_path: Path, policy: str) -> None:
+    """So it does of two jobs that take turns, and of two that fit; the kernel tells of both."""
+    target = tmp_path / "report.json"
+    options = ("--quiet", "--policy", policy, "--json", str(target))
+    with ZicoRun(*options, "--name", "a", "--name", "b", python(ITERATE), python(ITERATE)) as run:
+        assert run.finish() == 0, run.stderr
+    for job in json.loads(target.read_text())["jobs"]:
+        time = job["attribution"]
+        assert sum(time.get(part, 0.0) for part in PARTS) == pytest.approx(time["elapsed_s"])
+        assert 0 < time["elapsed_s"] <= job["wall_s"]
+        assert time["own_iteration_is"] in {"alone", "best"}
+        assert time["iterations_s"] >= 0.9 * ITERATIONS * LEAST_S
+        assert time["minor_faults"] >= 0
 
 
 def test_a_report_directory_gets_all_files(tmp_path: Path) -> None:

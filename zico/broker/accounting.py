@@ -131,9 +131,11 @@ class Ledger:
         self._physical_bytes = physical_bytes
         self._peak_physical_bytes = max(physical_bytes, self._peak_physical_bytes)
         held, out = {}, {}
+        inside = {member.job for member in self._present.values() if jobs[member.job]["state"] == JobState.RUNNING}
         for member in self._present.values():
             after = jobs[member.job]
             self._marks.observe(member, after, now_ns)
+            member.spending.observe(after, now_ns, is_alone=not inside - {member.job})
             member.record = after
             if member.waited_before_ns is None and after["first_boundary_ns"]:
                 member.waited_before_ns = _waited_ns(after)
@@ -147,6 +149,13 @@ class Ledger:
         budget_bytes = int(header["budget_regions"]) * self._region_bytes
         if budget_bytes != self._budgets[-1][1]:
             self._budgets.append((now_ns, budget_bytes))
+
+    def note_planned(self) -> None:
+        """Note that the policy has thought about all members whose iterations are known, as far as it does."""
+        for member in self._present.values():
+            if not member.spending.is_planned:
+                profile = self._profiles.profile(member.job, member.record)
+                member.spending.is_planned = profile is not None and not profile.is_flat
 
     def note_blockers(self, member: Member, mask: int) -> None:
         """Remember that the member waits for the jobs at the places in ``mask``, if it waits at all."""
@@ -212,7 +221,10 @@ class Ledger:
         )
         return Report(
             pool=pool,
-            jobs=tuple(self._job_report(member, now_ns) for member in latest),
+            jobs=tuple(
+                msgspec.structs.replace(self._job_report(member, now_ns), spent=member.spending.spent())
+                for member in latest
+            ),
             jobs_left_out=left_out,
             outside=tuple(self._outsiders),
         )

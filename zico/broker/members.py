@@ -10,6 +10,7 @@ import msgspec
 
 from zico.broker.notes import NamedJob
 from zico.broker.protocol.messages import Share, WaitKind
+from zico.broker.spending import Spending
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,6 +46,7 @@ class Member(Entry, kw_only=True, eq=False):
     open_waits: dict[WaitKind, int] = msgspec.field(default_factory=dict)
     blockers: dict[WaitKind, set[int]] = msgspec.field(default_factory=dict)
     """Indexes of the jobs that each open wait has been for so far."""
+    spending: Spending = msgspec.field(default_factory=Spending)
 
     def note_blockers(self, indexes: Iterable[int]) -> None:
         """Add whom the member waits for to its open waits."""

@@ -49,7 +49,7 @@ class Planning:
         """Return the plan to decide by now; begins to think in a thread if it is out of date."""
         if not all(job.in_main_phase for job in view.jobs):
             return None
-        if self._make is None or self._is_busy:
+        if self._make is None or self.is_busy:
             return self._plan
         known = known_of(view)
         if view.budget != self._budget or not alike(known, self._known):
@@ -65,14 +65,15 @@ class Planning:
         return self._plan
 
     @property
-    def _is_busy(self) -> bool:
+    def is_busy(self) -> bool:
+        """Tell whether a plan is being made."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self, within_s: float) -> bool:
         """Wait until no plan is being made; false if that takes longer."""
         if self._thread is not None:
             self._thread.join(within_s)
-        return not self._is_busy
+        return not self.is_busy
 
     def _think(self, make: Callable[[PoolView], Plan | None], view: PoolView) -> None:
         began_s = self._now_s()

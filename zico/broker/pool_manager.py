@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from zico.base.errors import BrokerError
+from zico.base.processes import counters_of
 from zico.base.settings import HOST
 from zico.broker.accounting import Ledger, write_record
 from zico.broker.admission import RETRY_NS, admit_all
@@ -286,6 +287,8 @@ class PoolManager:
             self._evaluate(now_ns)
         elif self.members and now_ns >= self._look_ns:
             self._look(now_ns)
+        if not self._planning.is_busy:
+            self._ledger.note_planned()
         if now_ns >= self._empty_ns:
             self._give_pages_back(now_ns)
 
@@ -361,6 +364,9 @@ class PoolManager:
             self._note_fault(self._outside.fault)
         self._table.settle()
         self._look_ns = now_ns + max(SAMPLE_NS, round((time.thread_time_ns() - began_ns) / LOOK_SHARE))
+        for member in self.members:
+            if member.spending.is_to_count:
+                member.spending.count(counters_of(member.process.pid, member.process.started))
         return header, jobs
 
     def _note_fault(self, fault: str) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zico.base.decoding import fields_for
-from zico.broker.protocol.messages import ProcessFigures
+from zico.broker.protocol.messages import ProcessFigures, Spent
 from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE
+from zico.report.attribution import attribute
 from zico.report.model import JobFigures, OutsideProcess, PoolFigures, RunReport, jain_index, owner_of, together
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ def _joined(job: JobOutcome, members: Sequence[JobReport], told: Sequence[Outsid
         weight=first.share.weight,
         priority=first.share.priority,
         slo=first.share.slo,
+        attribution=attribute(first.spent) if isinstance(first.spent, Spent) else msgspec.UNSET,
         outside=outside,
         note=_note(first, outside),
         other_processes=tuple(

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zico.report.model import RunReport, to_json
-from zico.report.table import SAVING_COLUMNS, attention_lines, columns_of, job_rows, pool_lines, saving_rows
+from zico.report.table import (
+    SAVING_COLUMNS,
+    TIME_COLUMNS,
+    attention_lines,
+    columns_of,
+    job_rows,
+    pool_lines,
+    saving_rows,
+    time_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -157,6 +166,8 @@ def markdown(report: RunReport, *, pictures: Mapping[str, str]) -> str:
     lines += _rows(columns_of(report), job_rows(report))
     if saved := list(saving_rows(report)):
         lines += ["", *_rows(SAVING_COLUMNS, saved)]
+    if times := list(time_rows(report)):
+        lines += ["", *_rows(TIME_COLUMNS, times)]
     lines += ["", *(f"* {line}" for line in [*pool_lines(report), *attention_lines(report)]), ""]
     lines += [f"* `{job.name}` is `{job.command}`, {job.wall_s:.1f} s" for job in report.jobs]
     for device, picture in pictures.items():

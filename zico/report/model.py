@@ -11,6 +11,7 @@ import msgspec
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes
 from zico.broker.protocol.messages import JobReport, PoolReport, ProcessFigures, Status
+from zico.report.attribution import Attribution  # noqa: TC001 - msgspec reads the annotation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,6 +62,8 @@ class JobFigures(ProcessFigures, frozen=True, kw_only=True):
     weight: float = 1.0
     priority: int = 0
     slo: float | None = None
+    attribution: Attribution | msgspec.UnsetType = msgspec.UNSET
+    """Where the time of its first process in the pool went; left out if none joined."""
 
 
 class SweepFigures(msgspec.Struct, frozen=True, kw_only=True):

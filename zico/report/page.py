@@ -16,10 +16,20 @@ import numpy as np
 
 from zico.base.units import GIB, MIB, format_bytes
 from zico.broker.protocol.messages import WaitKind
+from zico.report.attribution import PARTS, Attribution
 from zico.report.files import write_atomically
 from zico.report.model import to_json
 from zico.report.picture import COLOURS, OUT_LABEL, WAIT_LABELS, fullest_rows, in_order, last_iterations, whole_span
-from zico.report.table import COLUMNS, SAVING_COLUMNS, attention_lines, job_rows, pool_lines, saving_rows
+from zico.report.table import (
+    COLUMNS,
+    SAVING_COLUMNS,
+    TIME_COLUMNS,
+    attention_lines,
+    job_rows,
+    pool_lines,
+    saving_rows,
+    time_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -44,6 +54,12 @@ WAITS_NOTE = (
     "A wait for two jobs counts for both. A wait inside an allocation is seen to end at the broker's next look, up to "
     "20 ms late, so these sums can exceed the table above."
 )
+TIME_NOTE = (
+    "Iterations: their number times the job's own time for one. Page faults are an estimate. Slower computing is what "
+    "remains: neighbours in the caches, at the memory or on the GPU."
+)
+_COLOURS_OF_PARTS = ("#009E73", "#F0E442", "#BBBBBB", "#444444", "#CC79A7", "#56B4E9", "#0072B2", "#D55E00", "#DDDDDD")
+PART_COLOURS = dict(zip(PARTS, _COLOURS_OF_PARTS, strict=True))
 _TITLE = "Report of a run"
 
 # The policy keeps the page from loading anything, whatever stands in it.
@@ -101,6 +117,7 @@ def page(report: RunReport, record: Record | None) -> str:
     parts += ["<h2>Jobs</h2>", _table("jobs", COLUMNS, job_rows(report))]
     if saved := list(saving_rows(report)):
         parts += ["<h2>Memory that left the budget</h2>", _table("saving", SAVING_COLUMNS, saved)]
+    parts += _times(report)
     if record is not None and len(record.wait_job):
         parts += _waits_table(record)
     parts += ["<h2>Pool</h2>", _list([*pool_lines(report), *attention_lines(report)])]
@@ -259,6 +276,31 @@ def _said(record: Record, kind: WaitKind, waits: list[int], blockers: list[tuple
     whom = f", for {', '.join(record.names[job] for job in those)}" if those else ""
     name = record.names[record.wait_job[waits[0]]]
     return f"{name} {WAIT_LABELS[kind]}{whom}: {count}{(end_s - start_s).sum():.3f} s from {start_s[0]:.3f} s"
+
+
+def _times(report: RunReport) -> Iterator[str]:
+    """Yield where the jobs' time went: a bar for each job, the key, and the table."""
+    times = [(job.name, job.attribution) for job in report.jobs if isinstance(job.attribution, Attribution)]
+    if not times:
+        return
+    longest_s = max(time.elapsed_s for _, time in times) or 1.0
+    yield "<h2>Where the time went</h2>"
+    yield f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {LANE * len(times)}" role="img" aria-label="Time by cause">'
+    for number, (name, time) in enumerate(times):
+        at, left = LANE * number, float(LEFT)
+        yield f'<text x="{LEFT - 8}" y="{at + 15}" text-anchor="end">{escape(_short(name))}</text>'
+        for part, label in PARTS.items():
+            seconds = getattr(time, part) or 0.0
+            width = seconds / longest_s * (RIGHT - LEFT)
+            box = f'x="{left:.1f}" y="{at + 2}" width="{width:.1f}" height="{LANE - 4}"'
+            title = f"<title>{escape(name)}, {label}: {seconds:.3f} s</title>"
+            yield f'<rect fill="{PART_COLOURS[part]}" {box}>{title}</rect>'
+            left += width
+    yield "</svg></div>"
+    keys = (_key(f"background:{PART_COLOURS[part]}", label) for part, label in PARTS.items())
+    yield f'<p class="key">{" ".join(keys)}</p>'
+    yield _table("times", TIME_COLUMNS, time_rows(report))
+    yield f"<p>{TIME_NOTE}</p>"
 
 
 # -- tables and lists ------------------------------------------------------------------------------

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import IO, TYPE_CHECKING
 
+import msgspec
 from rich import box
 from rich.table import Table
 
 from zico.base.errors import OutOfMemory
 from zico.base.settings import kind_of
 from zico.base.units import format_bytes
+from zico.report.attribution import PARTS, Attribution
 from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-    import msgspec
 
     from zico.broker.protocol.messages import ProcessFigures
     from zico.report.model import JobFigures, RunReport
@@ -27,6 +27,7 @@ SAVING_COLUMNS = (
     *("job", "saves by", "moved out", "moved in", "time hidden", "time lost", "faults", "late"),
     *("dropped", "made again"),
 )
+TIME_COLUMNS = ("job", "in the pool", *PARTS.values(), "own iteration", "minor faults", "major faults")
 
 
 def write_table(report: RunReport, outfile: IO[str]) -> None:
@@ -149,6 +150,24 @@ def saving_rows(report: RunReport) -> Iterator[tuple[str, ...]]:
                 format_bytes(saving.dropped_bytes),
                 f"{saving.making_s:.1f} s",
             )
+
+
+def time_rows(report: RunReport) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of where the jobs' time went, in the order of ``TIME_COLUMNS``."""
+    for job in report.jobs:
+        time = job.attribution
+        if isinstance(time, Attribution):
+            yield (
+                job.name,
+                *(_known(getattr(time, name), "{:.1f} s") for name in ("elapsed_s", *PARTS)),
+                _known(time.own_iteration_s, f"{{:.3f}} s ({time.own_iteration_is})"),
+                _known(time.minor_faults, "{}"),
+                _known(time.major_faults, "{}"),
+            )
+
+
+def _known(value: float | msgspec.UnsetType, form: str) -> str:
+    return "not known" if isinstance(value, msgspec.UnsetType) else form.format(value)
 
 
 def _cells(figures: ProcessFigures) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from zico.base.errors import ProblemError
 from zico.scheduler.layout import PROFILE, JobFields
-from zico.trace.profile import CURVE_BINS
+from zico.trace.profile import CURVE_BINS, UNPROFILED_SHIFT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +39,11 @@ class Profile:
     def peak(self) -> int:
         """Return the most regions held at once."""
         return max(self.held)
+
+    @property
+    def is_flat(self) -> bool:
+        """Tell whether only the peak is known, of an iteration that contained the job's set-up."""
+        return self.shift == UNPROFILED_SHIFT
 
     @functools.cached_property
     def record(self) -> NDArray[np.void]:

@@ -45,6 +45,27 @@ SAVING = m.Saving(
     dropped_bytes=BIGGEST,
     making_s=m.MAX_SECONDS,
 )
+COUNTED = m.Counted(
+    iterations=BIGGEST,
+    running_s=m.MAX_SECONDS,
+    processor_s=m.MAX_SECONDS,
+    system_s=m.MAX_SECONDS,
+    queued_s=m.MAX_SECONDS,
+    minor_faults=BIGGEST,
+    major_faults=BIGGEST,
+)
+SPENT = m.Spent(
+    elapsed_s=m.MAX_SECONDS,
+    learning_s=m.MAX_SECONDS,
+    learning_iterations=BIGGEST,
+    boundary_s=m.MAX_SECONDS,
+    inside_s=m.MAX_SECONDS,
+    copies_s=m.MAX_SECONDS,
+    usual=COUNTED,
+    windows=COUNTED,
+    own=COUNTED,
+    own_is_alone=True,
+)
 JOB_REPORT = m.JobReport(
     job=BIGGEST,
     name=LONGEST_NAME,
@@ -112,7 +133,7 @@ REPORT = m.Report(
         context_bytes=BIGGEST,
         foreign_bytes=BIGGEST,
     ),
-    jobs=(JOB_REPORT,) * m.MAX_REPORTED_JOBS,
+    jobs=(msgspec.structs.replace(JOB_REPORT, spent=SPENT),) * m.MAX_REPORTED_JOBS,
     jobs_left_out=BIGGEST,
     outside=(
         m.Outside(

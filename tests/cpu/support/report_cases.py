@@ -7,6 +7,7 @@ import numpy as np
 
 from zico.base.units import MIB
 from zico.broker.protocol.messages import Saving
+from zico.report.attribution import Attribution
 from zico.report.model import JobFigures, PoolFigures, Record, RunReport
 
 
@@ -40,6 +41,10 @@ def record(iterations: int, samples_per_iteration: int = 50) -> Record:
     )
 
 
+TIME = Attribution(
+    elapsed_s=4.0, iterations_s=2.0, learning_s=0.5, boundary_waited_s=0.1, inside_waited_s=0.0, copies_s=0.0,
+    processor_waited_s=0.2, slower_s=0.2, other_s=1.0, own_iteration_s=0.5, own_iteration_is="best",
+)  # fmt: skip
 EVIL = '</script><b id="evil">&amp;'
 
 
@@ -48,7 +53,7 @@ def run(name: str = "a") -> tuple[RunReport, Record]:
     jobs = (
         JobFigures(
             name=name, command=f"python {EVIL}", exit_code=0, wall_s=3.0, iterations=4, iterations_per_s=1.25,
-            waited_s=0.1, peak_bytes=40 * MIB, peak_tensor_bytes=39 * MIB, pool_fraction=0.999,
+            waited_s=0.1, peak_bytes=40 * MIB, peak_tensor_bytes=39 * MIB, pool_fraction=0.999, attribution=TIME,
         ),
         JobFigures(name="b", command="x", exit_code=3, wall_s=3.0, saving=Saving(how="swap", out_bytes=5 * MIB)),
     )  # fmt: skip

@@ -151,6 +151,47 @@ class Saving(msgspec.Struct, frozen=True):
     """Its threads made again what was dropped."""
 
 
+class Counted(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What a job's process did in some iterations, as the kernel counts it."""
+
+    iterations: Count = 0
+    running_s: Seconds = 0.0
+    """They took, without waits and copies."""
+    processor_s: Seconds | None = 0.0
+    """Its threads used processors; ``None``: the process could not be seen, nor what follows."""
+    system_s: Seconds = 0.0
+    """Of that in the kernel."""
+    queued_s: Seconds | None = 0.0
+    """Its threads waited for a processor; ``None``: the kernel does not count that."""
+    minor_faults: Count = 0
+    major_faults: Count = 0
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What a job has done with its time in the pool (``zico.broker.spending``); numbers alone, to be short."""
+
+    elapsed_s: Seconds = 0.0
+    """From the first look at it to the last one."""
+    learning_s: Seconds = 0.0
+    """Until the policy had thought about it; without what it computed before its first iteration ended."""
+    learning_iterations: Count = 0
+    """Without the first one."""
+    boundary_s: Seconds = 0.0
+    """It waited between iterations; this and all that follows is of the time after learning."""
+    inside_s: Seconds = 0.0
+    """It waited in allocations."""
+    copies_s: Seconds = 0.0
+    """Its threads waited for copies, or made again what was dropped."""
+    usual: Counted = Counted()
+    """Its usual iterations, without what the kernel counts."""
+    windows: Counted = Counted()
+    """Those of them in windows, with that."""
+    own: Counted | None = None
+    """The windows that show the job by itself; ``None``: there is none."""
+    own_is_alone: bool = False
+    """No other job ran in them; else it is the best window."""
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Ask to become a member of the pool; gives up what the process held by an earlier membership that it left."""
 
@@ -349,6 +390,8 @@ class JobReport(ProcessFigures, frozen=True, kw_only=True):
     share: Share = Share()
     run: RunId = ""
     """Which run started it: names are not unique, as several runs may join a daemon."""
+    spent: Spent | msgspec.UnsetType = msgspec.UNSET
+    """Only in a ``Report``."""
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):
