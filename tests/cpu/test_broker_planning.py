@@ -13,6 +13,7 @@ from zico.broker.planning import Planning
 from zico.pool.layout import JobState
 from zico.scheduler.policies import policy_named
 from zico.scheduler.state import JobView, PoolView, Profile
+from zico.trace.profile import UNPROFILED_SHIFT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +85,7 @@ class Clock:
 
 def job(number: int, **changes: object) -> JobView:
     """Return a job in an iteration, with fields of its profile or its own changed."""
-    of_profile = {name: value for name, value in changes.items() if name in ("held", "duration_ns")}
+    of_profile = {name: value for name, value in changes.items() if name in ("held", "duration_ns", "shift")}
     own = {name: value for name, value in changes.items() if name not in of_profile}
     view = JobView(
         job=number,
@@ -145,6 +146,7 @@ def test_a_plan_is_kept_but_not_used_while_a_job_evaluates() -> None:
         pytest.param(view(job(0), job(1, held=(40, 65, 40))), id="a region more"),
         pytest.param(view(job(0), job(1, progress=30, held=PROFILE.held)), id="further on"),
         pytest.param(view(job(0), job(1), job(2, profile=None)), id="somebody without a profile"),
+        pytest.param(view(job(0), job(1), job(2, shift=UNPROFILED_SHIFT)), id="somebody with a peak alone"),
     ],
 )
 def test_alike_profiles_keep_the_plan(other: PoolView) -> None:
@@ -174,6 +176,14 @@ def test_what_has_changed_is_thought_of_again_while_the_old_plan_lasts(other: Po
     assert planning.plan_for(other) == Made(1)
     policy.go_on.set()
     assert planned(planning, other) == Made(2)
+
+
+def test_the_first_iterations_that_are_known_are_thought_of_at_once() -> None:
+    """Nobody plans by an iteration that contained set-up, and rests after that."""
+    policy, clock = Thinker(), Clock(thought_s=1.0)
+    planning = Planning(policy, clock)
+    planned(planning, view(job(0), job(1, shift=UNPROFILED_SHIFT)))
+    assert planned(planning, view()) == Made(2)
 
 
 def test_between_thoughts_about_the_same_jobs_it_rests() -> None:

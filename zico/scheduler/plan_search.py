@@ -188,12 +188,12 @@ class Plan:
 def plan(pool: PoolView) -> Plan | None:
     """Return the best of the ways for these jobs; ``None`` if there is nothing to choose, or they are too many.
 
-    Jobs without a profile are left out. A plan that the pool has already is kept where it does for
+    Jobs whose iterations are not known are left out. A plan that the pool has already is kept where it does for
     these jobs.
     """
     if isinstance(pool.plan, Plan) and pool.plan.does_for(pool):
         return pool.plan
-    loads = [load_of(job, job.profile) for job in pool.jobs if job.profile is not None]
+    loads = [load_of(job, job.profile) for job in pool.jobs if job.profile is not None and not job.profile.is_flat]
     if not _PAIR <= len(loads) <= _MANY or sum(load.profile.peak for load in loads) <= pool.budget:
         return None
     if len(loads) > FEW and len(loads) < len(pool.jobs):
@@ -222,7 +222,7 @@ def _goes_on(before: Records, record: Records) -> bool:
 
 
 def known_of(pool: PoolView) -> tuple[Known, ...]:
-    """Return what a plan for these jobs is for; those without a profile are left out."""
+    """Return what a plan for these jobs is for; those whose iterations are not known are left out."""
     return tuple(
         Known(
             job.job,
@@ -233,7 +233,7 @@ def known_of(pool: PoolView) -> tuple[Known, ...]:
             job.jitter,
         )
         for job in pool.jobs
-        if job.profile is not None
+        if job.profile is not None and not job.profile.is_flat
     )
 
 
