@@ -1,9 +1,9 @@
 """What does a budget cost jobs that share it?
 
 Pairs of the examples train together in 50 to 100 % of the sum of their peaks, under each policy,
-and beside it without a budget, without Zico, and one after the other with all cores each. Rounds go
-through all of these in turn, every second one backwards, so that what else the machine does falls
-on all alike.
+and beside it without a budget, without Zico, and one after the other with the whole machine.
+Rounds go through all of these in turn, every second one backwards, so that what else the machine
+does falls on all alike.
 
 Throughput of a run is the mean over its jobs of iterations per second, over the same job's together
 with no budget (``--budget none``, which on a GPU leaves each job its reserve) in the same round.
@@ -14,9 +14,10 @@ for a budget of the sum of the peaks. On a GPU a pool without a budget would hav
 job holds more of these than of its budget's.
 
 One after the other: the jobs' work of one second together with no budget is done by each job alone
-with all cores, one after the other; the time that takes is the sum over the jobs of (rate together
-/ rate alone), and its reciprocal is the throughput. Start-up is left out, which favours it. The same
-sum over the rates of any other run says how many times as fast as one after the other that run is.
+with the whole machine, by one thread or by all cores, whichever is faster. The time that takes is
+the sum over the jobs of (rate together / rate alone), and its reciprocal is the throughput. Start-up
+is left out, which favours it. The same sum over the rates of any other run says how many times as
+fast as one after the other that run is.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class Runner:
         switch = () if configuration.plans else ("env", "ZICO_PLAN=off")
         jobs = [dataclasses.replace(job, before=switch) for job in self.group.jobs]
         if configuration.policy == ONE_BY_ONE:
-            return {"rates": self._alone_rates()}
+            return self._alone()
         if configuration.policy == PLAIN:
             return self._figures(together.run_plain(jobs, *self._until_time(), deadline_s=self._deadline_s))
         budget = NO_BUDGET if configuration.share is None else f"{self.budget_bytes(configuration.share)}B"
@@ -208,12 +209,21 @@ class Runner:
             environment=self.environment,
         )
 
-    def _alone_rates(self) -> list[float]:
-        """Return each job's rate alone with all cores, measured once for jobs of equal work, in shares of the time."""
+    def _alone(self) -> dict[str, Any]:
+        """Return each job's rate alone, the better one of those with one thread and with as many as there are cores.
+
+        Jobs of equal work are measured once, and those of unequal work share the time.
+        """
         jobs = {job.work(): job for job in self.group.jobs}
-        extra = (*ENDLESS, "--seconds", str(self._seconds / len(jobs)), "--threads", str(os.cpu_count()))
-        runs = {work: together.run_plain([job], *extra, deadline_s=self._deadline_s) for work, job in jobs.items()}
-        return [runs[job.work()].rates(ALONE_WARM_UP)[0] for job in self.group.jobs]
+        extra = (*ENDLESS, "--seconds", str(self._seconds / len(jobs)), "--threads")
+        by_threads: dict[int, list[float]] = {}
+        for threads in dict.fromkeys((1, os.cpu_count() or 1)):
+            runs = {
+                work: together.run_plain([job], *extra, str(threads), deadline_s=self._deadline_s)
+                for work, job in jobs.items()
+            }
+            by_threads[threads] = [runs[job.work()].rates(ALONE_WARM_UP)[0] for job in self.group.jobs]
+        return {"rates": list(map(max, zip(*by_threads.values(), strict=True))), "by_threads": by_threads}
 
     def _figures(self, run: together.Together) -> dict[str, Any]:
         begin_s, end_s = run.window_s(self._warm_up)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 example: Any = importlib.import_module("digits_resnet")
@@ -157,7 +157,7 @@ def reinforcement(options: argparse.Namespace) -> Iterator[float]:
         yield loss.item()
 
 
-KINDS = {
+KINDS: dict[str, tuple[Callable[[argparse.Namespace], Iterator[float]], dict[str, Any]]] = {
     "input": (input_bound, {"wait": 0.6, "depth": 110, "batch": 384}),
     "light": (input_bound, {"wait": 0.25, "depth": 20, "batch": 128}),
     "recurrent": (recurrent, {"batch": 48}),

@@ -2,10 +2,10 @@
 
 Jobs of ``idle_job.py`` leave their device idle: they wait for batches, for a simulator or for a
 person, or one thread bounds them. Groups of them train in a budget, with no budget, and one after
-the other with all cores each. Rounds go through these in turn, every second one backwards.
+the other with the whole machine. Rounds go through these in turn, every second one backwards.
 
-*Times one after the other* is the sum over the jobs of rate together over rate alone with all
-cores. Start-up is left out, and iterations in which Zico learns, as ``colocation.py`` does it.
+*Times one after the other* is the sum over the jobs of rate together over rate alone. Start-up is
+left out, and iterations in which Zico learns, as ``colocation.py`` does it.
 """
 
 from __future__ import annotations
