@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from paper import budget, identical, many
+from paper.loads import ASSUMPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +33,6 @@ def rows(directory: Path) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _by_policy(title: str, kept: dict[str, Any], fresh: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    for assumption in budget.ASSUMPTIONS:
+    for assumption in ASSUMPTIONS:
         for policy, found in fresh[assumption].items():
             yield f"{title}, {policy}, {assumption}", kept[assumption].get(policy), json.loads(json.dumps(found))
