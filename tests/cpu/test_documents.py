@@ -158,7 +158,7 @@ def test_sentences_are_short(page: Path) -> None:
 
 def said_in(source: str) -> Iterator[str]:
     """Yield the paragraphs of a program's docstrings and comments, but for drawings and code behind ``::``."""
-    texts = [node.value.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr) and _is_text(node)]
+    texts = list(_strings(ast.parse(source)))
     texts += re.findall(r"(?:^ *#(?! ruff: ).*\n)+", source, flags=re.MULTILINE)
     for text in texts:
         plain = re.sub(r"(?m)^ *# ?(?:-- .*)?", "", inspect.cleandoc(text).replace("``", "`"))
@@ -166,8 +166,12 @@ def said_in(source: str) -> Iterator[str]:
         yield from re.split(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) )|\n(?=\s+[\w*]+: )|(?<![^\n])\w[\w ]*:?\n(?= )", plain)
 
 
-def _is_text(node: ast.Expr) -> bool:
-    return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+def _strings(tree: ast.AST) -> Iterator[str]:
+    """Yield the docstrings of a program, those behind constants and fields, too."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield text
 
 
 def too_long_in(source: str) -> list[str]:
@@ -241,7 +245,7 @@ def steps_without_code(page: str) -> list[str]:
         named = re.findall("`([^`]+)`", functions)
         has = {}
         for file in re.findall("`([^`]+)`", files):
-            tree = ast.parse((ROOT / file).read_text()) if (ROOT / file).exists() else ast.Module()
+            tree = ast.parse((ROOT / file).read_text()) if (ROOT / file).exists() else ast.parse("")
             has[file] = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         lost += [f"{number}: {name}" for name in named if not any(name in names for names in has.values())]
         lost += [f"{number}: {file}" for file, names in has.items() if not names & set(named)]
