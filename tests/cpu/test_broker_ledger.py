@@ -169,7 +169,8 @@ def test_a_report_has_the_figures_of_jobs_gone_and_present() -> None:
     header, jobs = empty_table()
     set_fields(header, granted=5, peak_granted=9, recoveries=1, stalls=2)
     gone = join(ledger, 0, "gone")
-    set_fields(jobs[0], state=JobState.RUNNING, held=5, peak_held=8, persistent=3, iteration=11, requested_bytes=200)
+    set_fields(jobs[0], state=JobState.RUNNING, held=5, peak_held=8, persistent=3, iteration=16, requested_bytes=200)
+    set_fields(jobs[0], evaluations=3, parts=2)
     set_fields(jobs[0], pooled_bytes=150, spilled_bytes=50, peak_live_bytes=77, maps=4, oom_count=1, oom_held=2)
     set_fields(jobs[0], oom_request_bytes=999, first_boundary_ns=BEGAN_NS, last_boundary_ns=BEGAN_NS + 5 * S)
     set_fields(jobs[0], boundary_waited_ns=S, need_waited_ns=2 * S)
@@ -189,6 +190,8 @@ def test_a_report_has_the_figures_of_jobs_gone_and_present() -> None:
         state="gone",
         held_bytes=5 * MIB,
         iterations=11,
+        evaluations=3,
+        parts=2,
         iterations_per_s=2.0,
         waited_s=3.0,
         boundary_waited_s=1.0,

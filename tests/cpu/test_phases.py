@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zico.heap.layout import GRANULE_BYTES
+from zico.pool.layout import iterations_of
 from zico.pool.regions import claim_of
 from zico.trace import online, profile
 from zico.trace.online import MEMORY_BYTES, TRACKER
@@ -80,6 +81,11 @@ def tenant() -> Iterator[Tenant]:
         yield alone
 
 
+def _counts(tenant: Tenant) -> np.ndarray:
+    """Return how many iterations, evaluations and parts have ended."""
+    return np.array([iterations_of(tenant.job), tenant.job["evaluations"], tenant.job["parts"]])
+
+
 def _claim(tenant: Tenant) -> int:
     return int(claim_of(tenant.job))
 
@@ -87,13 +93,13 @@ def _claim(tenant: Tenant) -> int:
 def test_an_evaluation_that_has_been_seen_is_a_phase_from_its_first_step_on(tenant: Tenant) -> None:
     """It has its own profile, and each of its steps is an iteration; training after it is known at once, too."""
     _epoch(tenant)
-    before = int(tenant.job["iteration"])
+    before = _counts(tenant)
     trained, evaluated = _epoch(tenant)
     assert set(trained) == {MARKED}
     assert MARKED not in evaluated
     assert len(set(evaluated)) == 1
-    # Six marks; the first training step, which no mark begins; six evaluation steps.
-    assert int(tenant.job["iteration"]) - before == 6 + 1 + 6
+    # Six marks; the last evaluation step of before, and five, after what lies between a mark and the first one.
+    assert (_counts(tenant) - before).tolist() == [6, 6, 1]
     assert int(tenant.job["claim_peak"]) <= NET.evaluation_peak + 1
     for _ in range(WIDEST):  # training begins without a mark
         tenant.allocate(UNIT)
@@ -156,7 +162,7 @@ def test_training_alone_looks_for_nothing(tenant: Tenant) -> None:
     for _ in range(40):
         NET.train(tenant)
         tenant.mark()
-    assert int(tenant.job["iteration"]) == 40
+    assert _counts(tenant).tolist() == [40, 0, 0]
     noted = int(tenant.record[0]["tracker"]["events"])
     NET.train(tenant)
     assert int(tenant.record[0]["tracker"]["events"]) - noted <= WIDEST + len(NET.layers) // 4
@@ -175,10 +181,21 @@ def test_micro_batches_are_iterations(tenant: Tenant) -> None:
 
     for _ in range(6):
         accumulate()
-    before = int(tenant.job["iteration"])
+    before = _counts(tenant)
     for _ in range(20):  # more than after which passes that do not come any more are forgotten
         accumulate()
-    assert int(tenant.job["iteration"]) - before == 20 * 4
+    assert (_counts(tenant) - before).tolist() == [20, 0, 20 * 3]
+
+
+def test_the_first_mark_makes_parts_of_what_repetition_has_shown(tenant: Tenant) -> None:
+    """Once a job has marks, these are its iterations: passes before the first one are none."""
+    for _ in range(20):
+        NET.train(tenant)
+    found = int(tenant.job["iteration"])
+    assert found >= 10
+    assert _counts(tenant).tolist() == [found, 0, 0]
+    tenant.mark()
+    assert _counts(tenant).tolist() == [1, 0, found]
 
 
 def test_layers_that_begin_like_the_iteration_are_no_micro_batches(tenant: Tenant) -> None:

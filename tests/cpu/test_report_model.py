@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,19 @@ def test_the_table_is_plain_where_there_is_no_terminal() -> None:
     assert "|  a.2" in text
     assert "peak granted 60 MiB, peak physical by the kernel 61 MiB, sum of the jobs' own peaks 80 MiB" in text
     assert "budget 64 MiB (--budget)" in text
+
+
+def test_evaluations_and_parts_have_columns_where_there_are_any() -> None:
+    """The closing table and Markdown tell iterations, evaluations and parts apart, of every process."""
+    second = msgspec.structs.replace(job_report("a.2"), evaluations=5, parts=3)
+    report = run_report(outcome(job_report("a"), second), [SETTINGS])
+    assert "evaluations" not in markdown(run_report(outcome(job_report("a")), [SETTINGS]), pictures={})
+    lines = markdown(report, pictures={}).splitlines()
+    assert "| job | exit | iterations | evaluations | parts | it/s |" in lines[2]
+    assert [line.split("|")[3:6] for line in lines[4:6]] == [[" 10 ", " 0 ", " 0 "], [" 10 ", " 5 ", " 3 "]]
+    out = io.StringIO()
+    write_table(report, out)
+    assert re.search(r"iterations\s*\|\s*evaluations\s*\|\s*parts\s*\|", out.getvalue())
 
 
 @pytest.mark.parametrize(

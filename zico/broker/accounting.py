@@ -40,7 +40,7 @@ from zico.broker.protocol.messages import (
 from zico.broker.samples import NOTHING, History
 from zico.broker.saving import MODES
 from zico.broker.views import ProfileCache, Record, count_of, jobs_in, pool_view, profile_of
-from zico.pool.layout import JOB, JobState, refusing_limit
+from zico.pool.layout import JOB, JobState, iterations_of, refusing_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -309,7 +309,9 @@ class Ledger:
             name=member.name,
             framework=member.framework,
             pid=member.pid,
-            iterations=count_of(record["iteration"]),
+            iterations=count_of(iterations_of(record)),
+            evaluations=count_of(record["evaluations"]),
+            parts=count_of(record["parts"]),
             iterations_per_s=iterations_per_s(record),
             waited_s=boundary_waited_s + self._waited_s(member, WaitKind.ALLOCATION, now_ns),
             boundary_waited_s=boundary_waited_s,
@@ -385,7 +387,7 @@ def write_record(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
 def iterations_per_s(record: Any) -> float:  # noqa: ANN401 - a numpy record
     """Return iterations per second between the first and the last one's end, 0 with fewer than two."""
     span_ns = int(record["last_boundary_ns"]) - int(record["first_boundary_ns"])
-    iterations = int(record["iteration"])
+    iterations = iterations_of(record)
     return (iterations - 1) / (span_ns * _NS) if iterations > 1 and span_ns > 0 else 0.0
 
 

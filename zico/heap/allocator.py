@@ -265,8 +265,14 @@ def _end_iteration(heap: HeapRecord, phase: int) -> bool:
     if me.iteration != before:
         history.end_iteration(heap, me.iteration, phases.is_largest(heap.phases, ended))
         if phase == BY_MARK:
+            if heap.phases.marks == 0:
+                me.parts = before
             phases.enter_by_mark(heap.phases, heap.tracker, me.profile, me.claim_peak)
         elif heap.marked == 1:
+            if ended == phases.MARKED:
+                me.parts += 1
+            else:
+                me.evaluations += 1
             phases.enter(heap.phases, phase, me.profile, me.claim_peak)
     private_unlock(heap.mutex_address)
     if heap.backing.entered != 0:

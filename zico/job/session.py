@@ -566,6 +566,8 @@ def status() -> dict[str, Any] | None:
     """
     if _current is None:
         return None
+    from zico.pool.layout import iterations_of
+
     record = _current.record
     region_bytes = _current.pool.region_bytes
     refused = _current.refusal()
@@ -573,7 +575,7 @@ def status() -> dict[str, Any] | None:
         "name": record["name"].decode(),
         "device": _current.device,
         "frameworks": list(_current.frameworks),
-        "iterations": int(record["iteration"]),
+        "iterations": iterations_of(record),
         "held_bytes": int(record["held"]) * region_bytes,
         "peak_bytes": int(record["peak_held"]) * region_bytes,
         "tensor_bytes": int(record["live_bytes"]),

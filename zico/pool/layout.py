@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 16
+VERSION = 17
 MAX_JOBS = 64
 """A pool has at most so many jobs at a time: one bit each in ``JOB.waits_for``."""
 
@@ -169,7 +169,9 @@ class Job(Record):
     allocations: I8
     started_ns: I8  # when the current iteration was admitted
     iteration_waited_ns: I8  # of this iteration, in allocations
-    iteration: I8  # iterations completed
+    iteration: I8  # iterations completed, with passes of other phases, and parts that these cut off
+    evaluations: I8  # of them, those of other phases than marks begin (zico.trace.phases)
+    parts: I8  # of them, those that no mark ended although the job has marks
     held: I8  # regions owned
     peak_held: I8
     evicted: I8  # regions' worth of live memory in the next tier, to come back; single writer
@@ -335,6 +337,11 @@ def cap_of(pool: Member, job: Job) -> int:
 def refusing_limit(job: Any) -> int:  # noqa: ANN401 - a numpy record
     """Return a job's own limit in regions if more is refused, else 0: more waits, or goes to the next tier."""
     return int(job["limit"]) if job["promised"] <= job["limit"] else 0
+
+
+def iterations_of(job: Any) -> int:  # noqa: ANN401 - a numpy record
+    """Return the iterations that a job has completed, evaluations and parts left out."""
+    return int(job["iteration"]) - int(job["evaluations"]) - int(job["parts"])
 
 
 @inlined

@@ -21,10 +21,10 @@ from zico.report.files import write_atomically
 from zico.report.model import to_json
 from zico.report.picture import COLOURS, OUT_LABEL, WAIT_LABELS, fullest_rows, in_order, last_iterations, whole_span
 from zico.report.table import (
-    COLUMNS,
     SAVING_COLUMNS,
     TIME_COLUMNS,
     attention_lines,
+    columns_of,
     job_rows,
     pool_lines,
     saving_rows,
@@ -114,7 +114,7 @@ def page(report: RunReport, record: Record | None) -> str:
     else:
         record = None
         parts.append("<p>There is no picture, because no job joined the pool or its history is missing.</p>")
-    parts += ["<h2>Jobs</h2>", _table("jobs", COLUMNS, job_rows(report))]
+    parts += ["<h2>Jobs</h2>", _table("jobs", columns_of(report), job_rows(report))]
     if saved := list(saving_rows(report)):
         parts += ["<h2>Memory that left the budget</h2>", _table("saving", SAVING_COLUMNS, saved)]
     parts += _times(report)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Cells = tuple[str, ...]
 
 COLUMNS = ("job", "exit", "iterations", "it/s", "waited", "peak", "tensors", "persistent", "in the pool")
+PHASE_COLUMNS = ("evaluations", "parts")
+"""In reports of jobs that did more than iterations."""
 SAVING_COLUMNS = (
     *("job", "saves by", "moved out", "moved in", "time hidden", "time lost", "faults", "late"),
     *("dropped", "made again"),
@@ -46,9 +48,14 @@ def write_table(report: RunReport, outfile: IO[str]) -> None:
 
 
 def columns_of(report: RunReport) -> Cells:
-    """Return the columns of the jobs' table: with several devices each job's is among them."""
-    first, last = COLUMNS[:2], COLUMNS[2:]
-    return (*first, "device", *last) if report.has_several_devices else COLUMNS
+    """Return the columns of the jobs' table: with several devices each job's is among them, and other phases."""
+    first, iterations, last = COLUMNS[:2], COLUMNS[2:3], COLUMNS[3:]
+    device = ("device",) if report.has_several_devices else ()
+    return (*first, *device, *iterations, *(PHASE_COLUMNS if _has_phases(report) else ()), *last)
+
+
+def _has_phases(report: RunReport) -> bool:
+    return any(one.evaluations or one.parts for job in report.jobs for one in (job, *job.other_processes))
 
 
 def pool_lines(report: RunReport) -> Iterator[str]:
@@ -126,11 +133,12 @@ def out_of_memory_line(job: JobFigures, budget_bytes: int) -> str:
 
 def job_rows(report: RunReport) -> Iterator[tuple[str, ...]]:
     """Yield the table's cells, in the order of ``columns_of``; further processes of a job follow it, indented."""
+    has_phases = _has_phases(report)
     for job in report.jobs:
         where = (job.device,) if report.has_several_devices else ()
-        yield (job.name, str(job.exit_code), *where, *_cells(job))
+        yield (job.name, str(job.exit_code), *where, *_cells(job, has_phases=has_phases))
         for process in job.other_processes:
-            yield (f"  {process.name}", "", *where, *_cells(process))
+            yield (f"  {process.name}", "", *where, *_cells(process, has_phases=has_phases))
 
 
 def saving_rows(report: RunReport) -> Iterator[tuple[str, ...]]:
@@ -170,9 +178,10 @@ def _known(value: float | msgspec.UnsetType, form: str) -> str:
     return "not known" if isinstance(value, msgspec.UnsetType) else form.format(value)
 
 
-def _cells(figures: ProcessFigures) -> tuple[str, ...]:
+def _cells(figures: ProcessFigures, *, has_phases: bool) -> tuple[str, ...]:
     return (
         str(figures.iterations),
+        *((str(figures.evaluations), str(figures.parts)) if has_phases else ()),
         f"{figures.iterations_per_s:.2f}",
         f"{figures.waited_s:.1f} s",
         format_bytes(figures.peak_bytes),

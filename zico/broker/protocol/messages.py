@@ -334,6 +334,11 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     pid: Pid = 0
     """0 if it is in another pid namespace and did not say."""
     iterations: Count = 0
+    """What marks ended; without any mark, what repetition showed."""
+    evaluations: Count = 0
+    """Passes of other phases between marks, as far as repetition showed them."""
+    parts: Count = 0
+    """Parts of iterations that were told apart: closures, micro-batches, and what came before the first mark."""
     iterations_per_s: Rate = 0.0
     """Between the first and the last iteration's end; 0 with fewer than two."""
     waited_s: Seconds = 0.0
