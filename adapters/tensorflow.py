@@ -1,9 +1,11 @@
-"""TensorFlow: tensors live in the pool; iterations are Keras' train steps (``zico.adapters.keras``), or marked.
+"""TensorFlow: tensors live in the pool; a training step ends an iteration.
+
+Which execution or update that is: ``zico.adapters.tensorflow_steps``, and for Keras' own loops
+``zico.adapters.keras``.
 
 On the host two libraries allocate: ``libtensorflow_framework.so.2`` and ``libtensorflow_cc.so.2``
 (most large tensors). On a CUDA device the first of them calls the driver, by what it looks up
-(``zico.adapters.xla``). A loop that is not Keras' marks its iterations by ``zico.step()`` or
-``with zico.iteration()``.
+(``zico.adapters.xla``).
 """
 
 from __future__ import annotations
@@ -73,6 +75,9 @@ def enable() -> Session | None:
         from zico.adapters.tensorflow_rebuilding import Rebuilder
 
         Rebuilder(joined)
+    from zico.adapters.tensorflow_steps import StepMarker
+
+    StepMarker(joined).install()
     return joined
 
 

@@ -1,7 +1,7 @@
 """Train a small network on handwritten digits with PyTorch, but without an optimizer of ``torch.optim``.
 
-Nothing of PyTorch's says where an iteration of this loop ends, so the loop says so itself. Without
-Zico it trains all the same: ``zico.iteration()`` then does nothing.
+The loop says itself where its iterations end. Without Zico it trains all the same:
+``zico.iteration()`` then does nothing.
 
     python own_loop.py --iterations 20
 """

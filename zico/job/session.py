@@ -90,7 +90,16 @@ class Session:
         self.watchers: list[Watcher] = []
         self.parts: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """Optimizers whose steps are such parts, and who offloads their state; empty: nobody but Zico."""
+        self.expects_marks = False
+        """An adapter is going to mark iterations where optimizers or training steps tell it to."""
+        self.differentiated = False
+        """Gradients have been computed since the last mark; an adapter whose updates tell nothing else sets it."""
+        self._main: weakref.ref[Any] | None = None
+        self._others: list[weakref.ref[Any]] = []
+        """Parts that have stepped since the main one did."""
+        self._whole = 0
         self._explicit = False
+        self._is_marked = False
         self._has_left = False
 
     @property
@@ -128,6 +137,7 @@ class Session:
         Micro-batches repeat before the first optimizer step does. A program that never steps an
         optimizer that the adapter knows is still found out, only later.
         """
+        self.expects_marks = True
         self.heap.record[0]["grace"] = GRACE_ALLOCATIONS
 
     @property
@@ -225,14 +235,57 @@ class Session:
                 "fork: start processes by the spawn method (multiprocessing.set_start_method)"
             )
 
+    def stepped(self, part: object) -> None:
+        """Note that a part of the job has made a step, such as an optimizer; a step of the main part is a mark.
+
+        With several (a GAN's two optimizers) one iteration steps each of them. The first one seen is
+        the main one, until it is gone, or another one steps twice without it. Then each step of that
+        one is an iteration, the first of the two as well, though no mark has ended it.
+        """
+        if self._whole:
+            return
+        self.differentiated = False
+        main = self._main() if self._main is not None else None
+        if main is not part:
+            if main is not None and all(one() is not part for one in self._others):
+                self._others.append(weakref.ref(part))
+                return
+            if main is not None and not self._explicit:
+                self.record["parts"] -= 1  # two iterations end with this mark
+            self._main = weakref.ref(part)
+        self._others.clear()
+        self.mark()
+
+    @property
+    def is_outside_steps(self) -> bool:
+        """Tell whether no optimizer or training step marks iterations, and none is in progress."""
+        return not self.expects_marks and not self._whole
+
+    @contextlib.contextmanager
+    def as_one(self) -> Iterator[None]:
+        """Take what adapters would mark in the body as parts of one step, which the caller marks."""
+        self._whole += 1
+        try:
+            yield
+        finally:
+            self._whole -= 1
+
     def mark(self) -> None:
         """End this iteration and begin the next; an adapter's mark, ignored once a user marks by hand."""
-        if not self._explicit:
+        self.differentiated = False
+        if not self._explicit and not self._whole:
+            self._is_marked = True
             self._boundary()
+
+    def ignore_adapters(self) -> None:
+        """Ignore adapters' marks from now on, since the user marks by hand."""
+        self._explicit = True
 
     def step(self) -> None:
         """End this iteration and begin the next; waits until the scheduler admits it."""
-        self._explicit = True
+        if self._is_marked and not self._explicit:
+            self.record["parts"] += 1  # an adapter's mark was within the iteration that ends here
+        self.ignore_adapters()
         self._boundary()
 
     def _boundary(self) -> None:
@@ -542,6 +595,8 @@ def iteration() -> Iterator[None]:
 
     Use it around the body of a training loop, not around the loop.
     """
+    if _current is not None:
+        _current.ignore_adapters()
     try:
         yield
     finally:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zico.job import session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def run(script: dict[str, Any]) -> None:
@@ -36,6 +40,21 @@ def marks() -> int:
     joined = session.current()
     assert joined is not None, "this process is in no pool"
     return int(joined.heap.record[0]["phases"]["marks"])
+
+
+def assert_iterations(expected: int, work: Callable[[], object], of: object = "") -> None:
+    """Fail unless that many iterations end while ``work`` runs, as reports count them; ``of`` is told then."""
+    gc.collect()  # what stepped before is gone then
+    before = _iterations()
+    work()
+    found = _iterations() - before
+    assert found == expected, f"{found} iterations, not {expected}: {of}"
+
+
+def _iterations() -> int:
+    found = session.status()
+    assert found is not None, "this process is in no pool"
+    return int(found["iterations"])
 
 
 def in_pool(address: int) -> bool:
