@@ -1,5 +1,7 @@
 """PyTorch: tensors live in the pool, an optimizer step ends an iteration.
 
+Where there is no optimizer, gradients end one (``zico.adapters.torch_gradients``).
+
 On a CUDA device the allocator is Zico's (``zico.adapters.torch_cuda``). On the host tensors over
 the threshold are the pool's. ``libc10.so`` takes CPU tensor memory from ``posix_memalign`` and
 returns it by ``free``. Both are redirected in its global offset table. Tested with the versions in
@@ -9,7 +11,6 @@ returns it by ``free``. Both are redirected in its global offset table. Tested w
 from __future__ import annotations
 
 import functools
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ZicoError
@@ -31,35 +32,18 @@ if TYPE_CHECKING:
 
 TESTED_VERSION = "2.11, 2.13"
 
-_OTHERS_BEFORE_SWITCH = 8
-"""Steps of other optimizers in a row after which the first one counts as given up."""
-
 
 class StepMarker(session.Watcher):
-    """Marks an iteration at each step of the job's main optimizer.
-
-    With several optimizers (a GAN's two) one iteration steps each of them. The first one seen is
-    the main one, until it is gone or no longer used.
-    """
+    """Marks an iteration at each step of the job's main optimizer."""
 
     def __init__(self, of: Session) -> None:
         """Mark the iterations of a session."""
         self._session = of
-        self._main: weakref.ref[Any] | None = None
-        self._others = 0
 
     def end_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
         """Note a finished step; waits for admission if it ends an iteration."""
-        if optimizer in self._session.parts:
-            return
-        main = self._main() if self._main is not None else None
-        if main is not optimizer:
-            self._others += 1
-            if main is not None and self._others < _OTHERS_BEFORE_SWITCH:
-                return
-            self._main = weakref.ref(optimizer)
-        self._others = 0
-        self._session.mark()
+        if optimizer not in self._session.parts:
+            self._session.stepped(optimizer)
 
 
 def _expecting_marks(init: Callable[..., None], joined: Session) -> Callable[..., None]:
@@ -110,6 +94,9 @@ def enable() -> Session | None:
     joined.watchers.append(marker)
     register_optimizer_step_post_hook(marker.end_step)
     Optimizer.__init__ = _expecting_marks(Optimizer.__init__, joined)
+    from zico.adapters.torch_gradients import GradientMarker
+
+    GradientMarker(joined).install()
     if joined.settings.ops and joined.heap.ring is not None:
         from zico.adapters.torch_ops import OpRecorder, Sampling
 

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import torch
-from checking import in_pool, marks, record, run
+from checking import assert_iterations, in_pool, marks, record, run
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -118,6 +118,37 @@ def check_two_optimizers_are_one_iteration() -> None:
 
     both()
     assert marks_of(lambda: [both() for _ in range(10)]) == 10
+
+
+def check_rollouts_and_evaluations_are_no_iterations() -> None:
+    """An update is one, however many passes without gradients come before it, and whatever repeats in them."""
+    policy, images = convolutions()
+    optimizer = torch.optim.Adam(policy.parameters())
+
+    def learn() -> None:
+        for _ in range(5):
+            with torch.no_grad():
+                for _ in range(50):
+                    policy(images)
+            for _ in range(4):
+                policy(images[:4]).sum().backward()
+                optimizer.step()
+
+    assert_iterations(20, learn)
+
+
+def check_an_optimizer_that_takes_over_is_the_main_one() -> None:
+    """Where one steps many times and then another does, each step is an iteration."""
+    sides = [nn.Linear(256, 256) for _ in range(2)]
+    optimizers = [torch.optim.SGD(side.parameters(), lr=0.1) for side in sides]
+
+    def learn() -> None:
+        for side, optimizer in zip(sides, optimizers, strict=True):
+            for _ in range(20):
+                side(torch.ones(64, 256)).sum().backward()
+                optimizer.step()
+
+    assert_iterations(80, lambda: [learn() for _ in range(2)])
 
 
 def check_a_numpy_view_keeps_the_memory() -> None:
