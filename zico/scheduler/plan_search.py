@@ -188,8 +188,8 @@ class Plan:
 def plan(pool: PoolView) -> Plan | None:
     """Return the best of the ways for these jobs; ``None`` if there is nothing to choose, or they are too many.
 
-    Jobs whose iterations are not known are left out. A plan that the pool has already is kept where it does for
-    these jobs.
+    Jobs whose iterations are not known are left out. A plan that the pool has already is kept where
+    it does for these jobs.
     """
     if isinstance(pool.plan, Plan) and pool.plan.does_for(pool):
         return pool.plan
