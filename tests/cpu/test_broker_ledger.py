@@ -29,6 +29,7 @@ from zico.pool.table import PoolTable
 from zico.report.model import read_record
 from zico.scheduler.policies import policy_named
 from zico.scheduler.state import Decision, PoolView, Profile, Start, Wait
+from zico.trace.profile import UNPROFILED_SHIFT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -505,6 +506,20 @@ def test_shares_on_trial_are_looked_at_though_nobody_asks(monkeypatch: pytest.Mo
             monkeypatch.setattr(SavingTrial, "is_open", is_open)
             manager._evaluate(now_ns)
             assert manager._evaluate_at_ns == (now_ns + TRIAL_LOOK_NS if is_open else None)
+
+
+@pytest.mark.parametrize(("shift", "is_planned"), [(UNPROFILED_SHIFT, False), (2, True)])
+def test_a_job_that_never_waits_has_learned_when_its_iterations_are_known(shift: int, is_planned: bool) -> None:  # noqa: FBT001 - a parameter
+    """No decision is due for it, so the next look tells; a first iteration tells nothing but the peak."""
+    with PoolTable.create(budget_bytes=4 * MIB, region_bytes=MIB, use_claims=True, self_admit=True) as table:
+        manager = PoolManager(table, [], policy_named("zico"))
+        member = manager.join(hello("a"), process=NOT_SEEN, pidfd=None)
+        now_ns = time.monotonic_ns()
+        manager.act(now_ns)
+        set_fields(table.jobs[member.job], state=JobState.RUNNING, iteration=2, profiled=1, started_ns=now_ns)
+        set_fields(table.jobs[member.job]["profile"], n_events=9, n_bins=2, duration_ns=S, shift=shift)
+        manager.act(manager.due_ns)
+        assert member.spending.is_planned == is_planned
 
 
 @pytest.mark.parametrize(("look_ns", "again_ns"), [(SAMPLE_NS // 1000, SAMPLE_NS), (SAMPLE_NS, 100 * SAMPLE_NS)])
