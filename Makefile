@@ -94,7 +94,7 @@ test-cuda-tf: $(WHEEL_TF_STAMP) ## Run TensorFlow's build for CUDA over that dri
 	$(WHEEL)/bin/python -m pytest tests/wheel/test_tensorflow_wheel.py
 
 bench-cuda-wheel: $(WHEEL_STAMP) ## Time PyTorch's calls for device memory over a driver of software (3 minutes)
-	$(WHEEL)/bin/python tests/process/support/software_cuda.py $(WHEEL)/bin/python benchmarks/torch_calls.py --device cuda --name torch_calls-cuda-software
+	$(WHEEL)/bin/python tests/process/support/software_cuda.py $(WHEEL)/bin/python benchmarks/torch_calls.py --device cuda --name torch_calls-cuda-software $(INTO)
 
 # The newest Python packages that machines with GPUs have, with an older PyTorch: an environment of its own, without
 # TensorFlow. The other versions are those of constraints.txt. PyPI's PyTorch is the CUDA build (5 GB): see PIP_FLAGS.
@@ -134,7 +134,7 @@ test-ray: $(RAY_STAMP) ## Run the tests of Ray on a cluster of two nodes (two mi
 
 bench-ray: $(RAY_STAMP) ## Time eight trials on a Ray cluster, one at a time, by halves, and with Zico (eleven minutes)
 	$(RAY)/bin/python -m zico.base.warming
-	$(RAY)/bin/python benchmarks/ray_trials.py
+	$(RAY)/bin/python benchmarks/ray_trials.py $(INTO)
 
 # Triton takes a gigabyte: it has an environment of its own, which finds all else in .venv.
 TRITON ?= build/triton
@@ -159,115 +159,119 @@ lint: setup ## Check style
 types: setup ## Check types
 	$(BIN)/mypy
 
+# Results go below build/, and with KEEP=1 over the committed ones.
+RESULTS := $(if $(KEEP),benchmarks/results,build/benchmarks)
+INTO := -o $(RESULTS)
+
 # pytest-benchmark times these; each module of benchmarks/micro writes one file of results.
 MICRO := heap pool remapping scheduler planners startup
 MICROBENCHMARK = $(BIN)/python -m pytest -p no:randomly --quiet --benchmark-quiet
 
 bench: setup $(MICRO:%=bench-micro-%) ## Run the microbenchmarks and one pair of jobs (at most 15 minutes)
-	$(BIN)/python benchmarks/torch_calls.py --rounds 9
-	$(BIN)/python benchmarks/colocation.py --name colocation-pair --pair resnet+resnet --share 70 --policy zico --repeat 1 --seconds 20
+	$(BIN)/python benchmarks/torch_calls.py --rounds 9 $(INTO)
+	$(BIN)/python benchmarks/colocation.py --name colocation-pair --pair resnet+resnet --share 70 --policy zico --repeat 1 --seconds 20 $(INTO)
 
 bench-micro-%: setup
-	$(MICROBENCHMARK) benchmarks/micro/test_$*.py -m "not long" --benchmark-json=benchmarks/results/$*.json
+	$(MICROBENCHMARK) benchmarks/micro/test_$*.py -m "not long" --benchmark-json=$(RESULTS)/$*.json
 
 bench-compare: setup ## Time the hot path of OLD=COMMIT and of this checkout in turns (about ten minutes)
-	$(BIN)/python benchmarks/compare_commits.py $(OLD)
+	$(BIN)/python benchmarks/compare_commits.py $(OLD) $(INTO)
 
 bench-compare-pairs: setup ## Train pairs of jobs by OLD=COMMIT and by this checkout in turns (about 50 minutes)
-	$(BIN)/python benchmarks/compare_pairs.py $(OLD)
+	$(BIN)/python benchmarks/compare_pairs.py $(OLD) $(INTO)
 
 # The longer benchmarks, and all of them: `make bench-all`.
 LONG := planners plan-time zoo regions following pairs pairs-saving idle agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
 	paging paging-rivals page-host page-host-rivals saving held marks greedy cluster
 
-bench-all: bench $(LONG:%=bench-%) evaluation ## Run every benchmark that needs no GPU (about eight hours)
+bench-all: bench $(LONG:%=bench-%) $(if $(KEEP),evaluation) ## Run every benchmark that needs no GPU (about eight hours)
 
 bench-planners: setup ## Compare planners on every model of the zoo (5 minutes)
-	$(MICROBENCHMARK) benchmarks/micro/test_planners.py --benchmark-json=benchmarks/results/planners-zoo.json
+	$(MICROBENCHMARK) benchmarks/micro/test_planners.py --benchmark-json=$(RESULTS)/planners-zoo.json
 
 bench-plan-time: setup ## Time swap plans of thousands of tensors (6 minutes)
-	$(MICROBENCHMARK) benchmarks/micro/test_plan_time.py --benchmark-json=benchmarks/results/plan_time.json
+	$(MICROBENCHMARK) benchmarks/micro/test_plan_time.py --benchmark-json=$(RESULTS)/plan_time.json
 
 bench-zoo: setup ## Count what training steps of known models need (4 minutes)
-	$(BIN)/python benchmarks/zoo.py
+	$(BIN)/python benchmarks/zoo.py $(INTO)
 
 bench-regions: setup ## Count the regions that planned iterations hold (6 minutes)
-	$(BIN)/python benchmarks/regions.py
+	$(BIN)/python benchmarks/regions.py $(INTO)
 
 bench-following: setup ## Time planned allocations and recording (7 minutes)
-	$(BIN)/python benchmarks/following.py
+	$(BIN)/python benchmarks/following.py $(INTO)
 
 bench-pairs: setup ## Train pairs under every policy and budget (110 minutes)
-	$(BIN)/python benchmarks/colocation.py
+	$(BIN)/python benchmarks/colocation.py $(INTO)
 
 bench-pairs-saving: setup ## Train pairs that save memory in half of the sum of their peaks (60 minutes)
-	$(BIN)/python benchmarks/auto_turns.py
-	$(BIN)/python benchmarks/colocation.py --name colocation-saving --share 50 --policy zico --policy serial --save auto --save swap --save page --repeat 1 --seconds 75 --warm-up 5
+	$(BIN)/python benchmarks/auto_turns.py $(INTO)
+	$(BIN)/python benchmarks/colocation.py --name colocation-saving --share 50 --policy zico --policy serial --save auto --save swap --save page --repeat 1 --seconds 75 --warm-up 5 $(INTO)
 
 bench-idle: setup ## Train jobs that leave the device idle together, and one after the other (45 minutes)
-	$(BIN)/python benchmarks/idle_jobs.py
+	$(BIN)/python benchmarks/idle_jobs.py $(INTO)
 
 bench-agreement: setup ## Compare the simulator with real runs, trained and paced (85 minutes)
-	$(BIN)/python benchmarks/agreement.py
-	$(BIN)/python benchmarks/agreement.py --form paced
+	$(BIN)/python benchmarks/agreement.py $(INTO)
+	$(BIN)/python benchmarks/agreement.py --form paced $(INTO)
 
 bench-budget: setup ## Change a budget while jobs train (5 minutes)
-	$(BIN)/python benchmarks/budget_change.py
+	$(BIN)/python benchmarks/budget_change.py $(INTO)
 
 bench-tiers: setup ## Time copies to each tier and back (2 minutes)
-	$(BIN)/python benchmarks/tiers.py
+	$(BIN)/python benchmarks/tiers.py $(INTO)
 
 bench-gist: setup ## Encode what networks save for their backward passes (1 minute)
-	$(BIN)/python benchmarks/gist.py
+	$(BIN)/python benchmarks/gist.py $(INTO)
 
 bench-swap: setup ## Compare swap planners (15 minutes)
-	$(BIN)/python benchmarks/swap.py
+	$(BIN)/python benchmarks/swap.py $(INTO)
 
 bench-swap-host: setup ## Train a job that swaps (8 minutes)
-	$(BIN)/python benchmarks/swap_host.py
+	$(BIN)/python benchmarks/swap_host.py $(INTO)
 
 bench-save-planners: setup ## Train jobs with less memory by each planner (half an hour a round)
-	$(BIN)/python benchmarks/save_planners.py
+	$(BIN)/python benchmarks/save_planners.py $(INTO)
 
 bench-save-nets: setup ## Plan published nets with less memory by each planner (40 minutes)
-	$(BIN)/python benchmarks/save_nets.py
+	$(BIN)/python benchmarks/save_nets.py $(INTO)
 
 bench-job-planner: setup ## Compare the planner of jobs with the portfolio (10 minutes)
-	$(BIN)/python benchmarks/job_planner.py
+	$(BIN)/python benchmarks/job_planner.py $(INTO)
 
 bench-rounding: setup ## Compare rounded schedules with the best ones on ten nets (20 minutes)
-	$(BIN)/python benchmarks/rounding.py
+	$(BIN)/python benchmarks/rounding.py $(INTO)
 
 bench-batch-factors: setup ## Find the largest batches on papers' cards by their planners (15 minutes)
-	$(BIN)/python benchmarks/batch_factors.py
+	$(BIN)/python benchmarks/batch_factors.py $(INTO)
 
 bench-paging: setup ## Simulate learned paging on a GPU beside published figures (half an hour)
-	$(BIN)/python benchmarks/paging.py
+	$(BIN)/python benchmarks/paging.py $(INTO)
 
 bench-paging-rivals: setup ## Simulate DeepUM's rivals beside learned paging (half an hour)
-	$(BIN)/python benchmarks/paging.py --only rivals
+	$(BIN)/python benchmarks/paging.py --only rivals $(INTO)
 
 bench-page-host: setup ## Train jobs that page (half an hour)
-	$(BIN)/python benchmarks/page_host.py
-	$(BIN)/python benchmarks/page_host.py --example lm
+	$(BIN)/python benchmarks/page_host.py $(INTO)
+	$(BIN)/python benchmarks/page_host.py --example lm $(INTO)
 
 bench-page-host-rivals: setup ## Train a job that pages as published systems do (half an hour)
-	$(BIN)/python benchmarks/page_host.py --rivals
+	$(BIN)/python benchmarks/page_host.py --rivals $(INTO)
 
 bench-saving: setup ## Simulate pairs that save memory on a GPU (10 minutes)
-	$(BIN)/python benchmarks/saving.py
+	$(BIN)/python benchmarks/saving.py $(INTO)
 
 bench-held: setup ## Count the regions that a job on a GPU holds (3 minutes)
-	$(BIN)/python benchmarks/held.py
+	$(BIN)/python benchmarks/held.py $(INTO)
 
 bench-marks: setup ## Count marks on a GPU's stream (6 minutes)
-	$(BIN)/python benchmarks/marks.py
+	$(BIN)/python benchmarks/marks.py $(INTO)
 
 bench-greedy: setup ## Compare policies with the best greedy one on random jobs (15 minutes)
-	$(BIN)/python benchmarks/greedy_comparison.py -o benchmarks/results
+	$(BIN)/python benchmarks/greedy_comparison.py $(INTO)
 
 bench-cluster: setup ## Simulate clusters that share memory (ten minutes; TRACE=openb_pod_list_default.csv of alibaba/clusterdata)
-	$(BIN)/python benchmarks/cluster.py $(if $(TRACE),--trace $(TRACE))
+	$(BIN)/python benchmarks/cluster.py $(if $(TRACE),--trace $(TRACE)) $(INTO)
 
 SMOKE := torch_calls zoo regions following colocation idle_jobs auto_turns agreement budget_change tiers gist swap swap_host paging page_host \
 	saving save_planners save_nets job_planner rounding batch_factors marks evaluation cluster
@@ -285,7 +289,7 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 .PHONY: bench-compare bench-compare-pairs bench-all $(LONG:%=bench-%)
 
 evaluation: setup ## Simulate the published evaluation and write docs/evaluation.md (about ten minutes)
-	$(BIN)/python benchmarks/evaluation.py
+	$(BIN)/python benchmarks/evaluation.py -o benchmarks/results
 
 docs: setup $(DOCS_STAMP) ## Build the documentation's site into build/docs; a warning is an error
 	rm -rf build/docs-source
@@ -295,9 +299,9 @@ docs: setup $(DOCS_STAMP) ## Build the documentation's site into build/docs; a w
 
 bench-gpu: $(GPU_SETUP) ## Measure what needs a GPU (about eight minutes; OFFLINE=1: with PYTHON as it is)
 	$(GPU_PYTHON) -m zico.base.warming
-	$(GPU_PYTHON) benchmarks/gpu/progress.py
-	$(GPU_PYTHON) benchmarks/gpu/alone.py
-	$(GPU_PYTHON) benchmarks/gpu/pairs.py
+	$(GPU_PYTHON) benchmarks/gpu/progress.py $(INTO)
+	$(GPU_PYTHON) benchmarks/gpu/alone.py $(INTO)
+	$(GPU_PYTHON) benchmarks/gpu/pairs.py $(INTO)
 
 # For a machine with a GPU that is there for minutes. EARLIER=FILE goes on from results of an earlier call elsewhere.
 OUT ?= build/gpu-run

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+"""What is committed; benchmarks write here if told to by ``-o``, or by ``make ... KEEP=1``."""
+BUILT = ROOT / "build" / "benchmarks"
+"""Where they write else."""
 ZICO = (sys.executable, "-m", "zico")
 """The command of this interpreter's installation, whatever is first on ``PATH``."""
 
@@ -191,7 +194,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options that all benchmarks have."""
     made = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     made.add_argument("--smoke", action="store_true", help="run as briefly as possible; the numbers mean nothing")
-    made.add_argument("-o", "--output", type=Path, metavar="DIR", help="write results here (default: results/)")
+    made.add_argument("-o", "--output", type=Path, metavar="DIR", help="write results here (default: build/benchmarks)")
     return made
 
 
@@ -206,6 +209,6 @@ def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 def output_directory(options: argparse.Namespace) -> Path | None:
     """Return where results go: nowhere for a smoke run that was not told a place."""
     if options.output is not None:
-        directory: Path = options.output
+        directory: Path = options.output.resolve()
         return directory
-    return None if options.smoke else RESULTS
+    return None if options.smoke else BUILT

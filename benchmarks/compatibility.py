@@ -371,7 +371,7 @@ def _spread(of: dict[str, float]) -> str:
 
 def _directory(options: Namespace) -> Path | None:
     directory = common.output_directory(options)
-    return directory / NAME if directory == common.RESULTS else directory
+    return directory / NAME if directory in {common.RESULTS, common.BUILT} else directory
 
 
 def _kept(options: Namespace) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What the microbenchmarks share: the time of one operation, a baseline, the file of results.
 
 ``--benchmark-json=DIR/NAME.json`` writes pytest-benchmark's figures in the form of all results, and
-``NAME.md`` beside.
+``NAME.md`` beside, and prints what is in that.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
             row["added_ns"] = row["ns"]["median"] - baseline[0]["ns"]["median"]
     output_json.clear()
     output_json.update(config.stash[RESULT] | {"benchmarks": rows})
-    common.save(output_json, text_of(rows), Path(config.getoption("benchmark_json")).parent)
+    text, path = text_of(rows), Path(config.getoption("benchmark_json"))
+    common.save(output_json, text, path.parent)
+    config.get_terminal_writer().write(f"\n{text}\nwritten: {path} and .md\n")
 
 
 def _reduced(one: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,7 @@ def test_microbenchmarks_write_the_form_of_all_results(tmp_path: Path) -> None:
     assert goes_back["over_baseline"] == goes_back["ns"]["median"] / libc["ns"]["median"]
     assert [row["releases per pair"] for row in (goes_back, stays)] == [1, 0]
     assert "over C library" in (tmp_path / "heap.md").read_text()
+    assert "over C library" in done.stdout
 
 
 @pytest.mark.parametrize("module", ["pool", "heap", "scheduler", "planners", "plan_time", "startup"])
@@ -195,6 +197,31 @@ def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, cwd=BENCHMARKS, capture_output=True, text=True, check=True, timeout=SMOKE_S)
     assert done.stdout == "None\n"
+
+
+def test_results_go_below_build_unless_a_place_is_named() -> None:
+    """A benchmark that is told no place leaves the published figures alone; a relative place is one, too."""
+    code = """
+import os, common
+os.chdir(common.ROOT)
+parser = common.parser("")
+assert common.output_directory(parser.parse_args([])) == common.ROOT / "build" / "benchmarks"
+assert common.output_directory(parser.parse_args(["-o", "benchmarks/results"])) == common.RESULTS
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("keep", "place"), [("", "build/benchmarks"), ("1", "benchmarks/results")])
+def test_make_writes_over_published_results_only_when_asked(keep: str, place: str) -> None:
+    """Each benchmark of ``make bench-all`` writes below build/, and with ``KEEP=1`` over the published results."""
+    targets = ("bench-all", "bench-compare", "bench-compare-pairs", "bench-ray", "bench-gpu")
+    argv = ["make", "--dry-run", "--no-print-directory", *targets, f"KEEP={keep}", "OFFLINE="]
+    done = subprocess.run(argv, cwd=BENCHMARKS.parent, capture_output=True, text=True, check=True, timeout=SMOKE_S)
+    lines = [line for line in done.stdout.splitlines() if re.search(r"benchmarks/\S+\.py", line)]
+    written = [line for line in lines if "evaluation.py" not in line]
+    assert len(written) > 40
+    assert [line for line in written if f"-o {place}" not in line and f"json={place}/" not in line] == []
 
 
 @pytest.mark.parametrize(
