@@ -1,8 +1,8 @@
 """Keras, with any backend: a train step ends an iteration. The backend's own adapter shares its tensors.
 
 A train step is a call of a model's train function (``fit``, ``train_on_batch``). In a loop of one's
-own it is a step of an optimizer, unless that is part of a graph or of a function without state.
-Then the backend's adapter sees the execution of these.
+own it is a step of an optimizer. Where that is part of a graph or of a function without state, the
+backend's adapter sees the execution of these.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Theory of operation
     A training step is the outermost ``tf.function`` that computes gradients and writes a variable
     which is to be trained: each execution ends an iteration. Its graph says so, once for each trace.
     Where gradients come from a function or tape of their own, what writes such a variable next ends
-    the iteration: a function, an optimizer of Keras (``zico.adapters.keras``), or an assignment.
-    Without new gradients a write ends nothing: a target network is updated, or weights are loaded.
+    the iteration. That is a function, an optimizer of Keras (``zico.adapters.keras``), or an
+    assignment. Without new gradients a write ends nothing: a target network is updated, or weights are loaded.
 
     Of several such functions in an iteration the one that writes the variable seen first counts
     (``Session.stepped``).

@@ -2,9 +2,9 @@
 
 Theory of operation
     Who updates parameters by hand computes gradients for each update, or adds several up before it.
-    What is added to stays as the backward pass before has left it. So a pass is the first one of an
-    iteration if there is no gradient yet, or it is zero, or something else has changed it. One
-    parameter tells, the first one that its graph leads to. ``torch.autograd.grad`` and
+    What is added to stays as the backward pass before has left it. A pass is the first one of an
+    iteration if the gradient is missing, is zero, or was changed by something else. One parameter
+    tells, the first one that its graph leads to. ``torch.autograd.grad`` and
     ``torch.func.grad`` add nothing up: each call ends an iteration.
 
     The mark comes after the pass, when feature maps are gone.

@@ -71,7 +71,7 @@ def is_iterating(job: SnapshotJob) -> bool:
 def position_ns(job: SnapshotJob) -> int:
     """Return how far into its profile's time a job has come, at most the whole of it.
 
-    Progress tells the bin, and the clock the way through it: a job that waits for data does not
+    Progress tells the bin, and the clock the way through it. A job that waits for data does not
     allocate, but its next rise comes nearer.
     """
     profile = profile_at(job)
