@@ -1,13 +1,20 @@
-"""JAX: arrays live in the pool; an execution of the jitted function that returns most ends an iteration.
+"""JAX: arrays live in the pool; an execution that computes gradients ends an iteration.
 
 On a CUDA device its plugin's XLA takes device memory from the pool (``zico.adapters.xla``). The
 plugin looks up the driver's functions when JAX first uses a GPU. That is after it was discovered,
 when JAX calls back. On the host ``libjax_common.so`` takes large arrays from ``posix_memalign``, as
 TensorFlow does.
 
-The public hook is ``jax.jit`` itself: what it returns counts its executions. A training step returns
-the new parameters and the optimizer's state, more than any other function of a program does. In a
-program without such a function repetition shows the iterations, or ``zico.step()`` marks them.
+The public hooks are ``jax.jit`` and ``jax.grad`` with their like. Whatever is traced around a
+gradient computes gradients. The outermost execution of such a function counts: a jitted training
+step, or ``jax.value_and_grad`` itself in a loop without ``jit``. Of several in an iteration the
+first one counts (``Session.stepped``). Initialisation, evaluation and the optimizer's own function
+compute none.
+
+Known limitations
+    Gradients that are added up over several executions are an iteration each. A ``jax.lax.scan``
+    over steps is one where it is jitted, and is not seen elsewhere, nor are an eager ``jax.vjp`` or
+    ``jax.vmap`` of gradients. Then repetition shows the iterations, or ``zico.step()`` marks them.
 """
 
 from __future__ import annotations
@@ -16,6 +23,8 @@ import functools
 import importlib
 import importlib.util
 import os
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import HookError
@@ -39,14 +48,16 @@ SETTINGS = {
 """What JAX reads when it discovers its plugins, with the values that lead its memory to us; the first is set."""
 
 
-class ExecutionMarker:
-    """Marks an iteration at each execution of the jitted function that returns the most bytes."""
+class GradientMarker:
+    """Marks an iteration at each execution, not part of a larger one, that computes gradients."""
 
     def __init__(self, of: Session, *, waits: bool) -> None:
         """Mark the iterations of a session; ``waits``: executions go on after their call, so await their results."""
         self._session = of
         self._waits = waits
-        self._most_bytes = 1
+        self._inside = threading.local()
+        self._differentiating: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Jitted functions that compute gradients, as the user wrote them."""
 
     def jit(self, jit: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``jax.jit``."""
@@ -54,42 +65,95 @@ class ExecutionMarker:
         @functools.wraps(jit)
         def marking_jit(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as JAX'
             made = jit(*args, **kwargs)
-            # Without a function, jit returns a decorator: what that makes counts.
-            return Counted(made, self) if args or "fun" in kwargs else lambda fun: Counted(made(fun), self)
+            # Without a function, jit returns a decorator: what that makes is watched.
+            if args or "fun" in kwargs:
+                return Watched(made, args[0] if args else kwargs["fun"], self)
+            return lambda fun: Watched(made(fun), fun, self)
 
         return marking_jit
 
-    def executed(self, returned: Any) -> None:  # noqa: ANN401 - any tree of arrays
-        """Note what an execution returned; waits for admission if it ends an iteration."""
-        if "keras" in self._session.frameworks:
-            return  # Keras' own steps are marked
-        jax = importlib.import_module("jax")
-        leaves = jax.tree_util.tree_leaves(returned)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            return  # part of a larger function
-        size_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
-        if size_bytes < self._most_bytes:
-            return
-        self._most_bytes = size_bytes
-        if self._waits:
-            jax.block_until_ready(returned)
-        self._session.mark()
+    def transform(self, transform: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``jax.grad``, or another that makes a function of gradients."""
+
+        @functools.wraps(transform)
+        def marking_transform(fun: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as JAX'
+            made = transform(fun, *args, **kwargs)
+
+            @functools.wraps(made)
+            def gradient(*of: Any, **by: Any) -> Any:  # noqa: ANN401 - as the function's
+                return self.run(made, fun, of, by, differentiates=True)
+
+            return gradient
+
+        return marking_transform
+
+    def vjp(self, vjp: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``jax.vjp``, which itself is no execution that could end an iteration."""
+
+        @functools.wraps(vjp)
+        def noted(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as JAX'
+            self._differentiates()
+            return vjp(*args, **kwargs)
+
+        return noted
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        of: Any,  # noqa: ANN401 - the function as the user wrote it
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        differentiates: bool = False,
+    ) -> Any:  # noqa: ANN401 - as the function's
+        """Call a function; waits for admission if that ends an iteration."""
+        around = self._inside.__dict__.setdefault("functions", [])
+        around.append(of)
+        try:
+            returned = function(*args, **kwargs)
+        finally:
+            around.pop()
+        if differentiates or (_can_be_kept(of) and of in self._differentiating):
+            self._differentiates()
+            if not around and not _is_traced(returned):
+                if self._waits:
+                    importlib.import_module("jax").block_until_ready(returned)
+                self._session.stepped(of if _can_be_kept(of) else self)
+        return returned
+
+    def _differentiates(self) -> None:
+        """Note that what is executed now computes gradients."""
+        self._differentiating.update(filter(_can_be_kept, self._inside.__dict__.get("functions", ())))
 
 
-class Counted:
-    """A jitted function whose executions are counted; anything else is that function's."""
+def _can_be_kept(function: Any) -> bool:  # noqa: ANN401 - anything callable
+    """Tell whether a weak set can have it."""
+    try:
+        hash(weakref.ref(function))
+    except TypeError:
+        return False
+    return True
 
-    def __init__(self, jitted: Callable[..., Any], marker: ExecutionMarker) -> None:
-        """Count the executions of ``jitted``."""
+
+def _is_traced(returned: Any) -> bool:  # noqa: ANN401 - any tree of arrays
+    """Tell whether this is part of a larger function."""
+    jax: Any = importlib.import_module("jax")
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(returned))
+
+
+class Watched:
+    """A jitted function whose executions are watched; anything else is that function's."""
+
+    def __init__(self, jitted: Callable[..., Any], of: Callable[..., Any], marker: GradientMarker) -> None:
+        """Watch the executions of ``jitted``, which was made of ``of``."""
         functools.update_wrapper(self, jitted)
         self._jitted = jitted
+        self._of = of
         self._marker = marker
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function's
         """Execute it."""
-        returned = self._jitted(*args, **kwargs)
-        self._marker.executed(returned)
-        return returned
+        return self._marker.run(self._jitted, self._of, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:  # noqa: ANN401 - as a function's
         """Bind it, where it is a method."""
@@ -124,7 +188,12 @@ def enable() -> Session | None:
     else:
         _enable_cuda(joined)
     jax: Any = importlib.import_module("jax")
-    jax.jit = ExecutionMarker(joined, waits=kind == "host").jit(jax.jit)
+    marker = GradientMarker(joined, waits=kind == "host")
+    for name in ("jit", "pmap"):
+        setattr(jax, name, marker.jit(getattr(jax, name)))
+    for name in ("grad", "value_and_grad", "jacrev", "hessian"):
+        setattr(jax, name, marker.transform(getattr(jax, name)))
+    jax.vjp = marker.vjp(jax.vjp)
     return joined
 
 
