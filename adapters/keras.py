@@ -64,8 +64,9 @@ def _is_recorded() -> bool:
     """Tell whether operations are recorded for later now: for a graph of TensorFlow, or without a model's state."""
     from keras.src.backend.common.stateless_scope import in_stateless_scope
 
-    tensorflow = sys.modules.get("tensorflow")
-    return in_stateless_scope() or (hasattr(tensorflow, "inside_function") and tensorflow.inside_function())
+    tensorflow: Any = sys.modules.get("tensorflow")
+    in_graph = hasattr(tensorflow, "inside_function") and tensorflow.inside_function()
+    return bool(in_graph or in_stateless_scope())
 
 
 def _marking(make: Callable[..., Any], joined: Session) -> Callable[..., Any]:
