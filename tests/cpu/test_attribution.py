@@ -89,7 +89,7 @@ def test_whatever_a_job_writes_its_parts_add_up_to_the_time_between_looks(looks:
         spending.observe(record.copy(), now_ns, is_alone=is_alone)
         if spending.is_to_count:
             spending.count(None)
-    time = attribute(spending.spent())
+    time = attribute(spending.spent(record))
     check(time)
     assert time.elapsed_s == pytest.approx((now_ns - (now_ns if began_ns is None else began_ns)) / 1e9)
 
@@ -156,7 +156,7 @@ def test_each_cause_of_a_made_job_has_the_time_that_it_took() -> None:
     job.iterate(1, 700)
     job.record["phase"] = 0
     job.look()
-    spent = job.spending.spent()
+    spent = job.spending.spent(job.record)
     time = attribute(spent)
     check(time)
     assert (spent.usual.iterations, spent.windows.iterations, spent.own_is_alone) == (31, 29, True)
@@ -186,7 +186,7 @@ def test_two_threads_that_wait_for_a_processor_lose_the_time_of_one() -> None:
     job.spending.is_planned = True
     job.iterate(20, 100, (200, 0, 0), is_alone=True)
     job.iterate(20, 200, (200, 200, 0))
-    time = attribute(job.spending.spent())
+    time = attribute(job.spending.spent(job.record))
     assert time.processor_waited_s == pytest.approx(2.0, abs=0.2)
     check(time)
 
@@ -196,13 +196,13 @@ def test_the_own_time_is_of_the_best_window_where_the_job_is_never_alone_and_not
     job = Job()
     job.spending.is_planned = True
     job.iterate(FEW, 500)
-    few = attribute(job.spending.spent())
+    few = attribute(job.spending.spent(job.record))
     assert (few.own_iteration_s, few.own_iteration_is) == (msgspec.UNSET, "not known")
     assert few.iterations_s == pytest.approx((FEW - 1) * 0.5)
     job.iterate(1, 500)
     for ms in (200, 300, 10, *[300] * (FEW - 3)):
         job.iterate(1, ms)
-    found = attribute(job.spending.spent())
+    found = attribute(job.spending.spent(job.record))
     assert found.own_iteration_is == "best"
     assert found.own_iteration_s == pytest.approx((0.2 + 0.01 + (FEW - 2) * 0.3) / FEW)
     check(found)
@@ -219,7 +219,7 @@ def test_a_job_that_takes_turns_is_alone_in_its_own() -> None:
         job.look(is_alone=False)
         job.record["state"] = JobState.RUNNING
         job.record["boundary_since_ns"] = 0
-    assert attribute(job.spending.spent()).own_iteration_is == "alone"
+    assert attribute(job.spending.spent(job.record)).own_iteration_is == "alone"
 
 
 def test_a_wait_that_lasts_counts_as_one() -> None:
@@ -230,7 +230,7 @@ def test_a_wait_that_lasts_counts_as_one() -> None:
     job.record["need_since_ns"] = job.now_ns
     job.now_ns += 1000 * MS
     job.look()
-    assert attribute(job.spending.spent()).inside_waited_s == pytest.approx(1.0)
+    assert attribute(job.spending.spent(job.record)).inside_waited_s == pytest.approx(1.0)
 
 
 def test_the_kernel_tells_of_a_process_that_lives_and_of_no_other() -> None:

@@ -222,7 +222,7 @@ class Ledger:
         return Report(
             pool=pool,
             jobs=tuple(
-                msgspec.structs.replace(self._job_report(member, now_ns), spent=member.spending.spent())
+                msgspec.structs.replace(self._job_report(member, now_ns), spent=member.spending.spent(member.record))
                 for member in latest
             ),
             jobs_left_out=left_out,

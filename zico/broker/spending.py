@@ -75,7 +75,7 @@ class Spending:
         self._first: _Mark | None = None
         self._learned: _Mark | None = None
         self._last: _Mark | None = None
-        self._now: _Mark | None = None
+        self._now_ns = 0
         self._is_usual = self._is_alone = True
         """Since the last mark, and since the window began."""
         self._usual = self._window = Counted()
@@ -86,16 +86,16 @@ class Spending:
 
     def observe(self, record: Any, now_ns: int, *, is_alone: bool) -> None:  # noqa: ANN401 - a numpy record
         """Take in a look at the job's record; ``is_alone``: no other job is inside an iteration."""
-        self._now = now = _now(record, now_ns)
-        self._joined = self._joined or now
+        self._now_ns = now_ns
+        self._joined = self._joined or _until(record, now_ns)
         self.is_to_count = False
-        if record["state"] == JobState.RUNNING:
-            self._is_alone &= is_alone
-        if now.iteration > (self._last.iteration if self._last else 0):
+        if self._is_alone and not is_alone:
+            self._is_alone = record["state"] != JobState.RUNNING
+        if record["iteration"] > (self._last.iteration if self._last else 0):
             self._is_usual &= not record["atypical"]
-            self._end(_mark(record, now, self._last or self._joined))
+            self._end(_mark(record, now_ns, self._last or self._joined))
             self._is_usual = True
-        self._is_usual &= _is_usual(record)
+        self._is_usual = self._is_usual and _is_usual(record)
 
     def _end(self, mark: _Mark) -> None:
         """End what lies between the last mark and this one."""
@@ -126,10 +126,10 @@ class Spending:
                 self._best = window
         self._window, self._counters, self._is_alone = Counted(), counters, True
 
-    def spent(self) -> Spent:
-        """Return all of it up to the last look."""
-        joined, now = self._joined, self._now
-        if joined is None or now is None:
+    def spent(self, record: Any) -> Spent:  # noqa: ANN401 - a numpy record
+        """Return all of it up to the last look, which has found the job's record like this."""
+        joined, now = self._joined, _until(record, self._now_ns)
+        if joined is None:
             return Spent()
         first, learned = (self._first, self._learned) if self._first and self._learned else (joined, joined)
         start, learning, then = first.since(joined), learned.since(first), now.since(learned)
@@ -195,7 +195,7 @@ def _is_usual(record: Any) -> bool:  # noqa: ANN401 - a numpy record
     return bool(record["phase"] == MAIN_PHASE and not record["paused"] and not stays)
 
 
-def _now(record: Any, now_ns: int) -> _Mark:  # noqa: ANN401 - a numpy record
+def _until(record: Any, now_ns: int) -> _Mark:  # noqa: ANN401 - a numpy record
     """Return what has been counted by a look, waits that last included."""
     boundary_since_ns, need_since_ns = count_of(record["boundary_since_ns"]), count_of(record["need_since_ns"])
     return _Mark(
@@ -207,15 +207,15 @@ def _now(record: Any, now_ns: int) -> _Mark:  # noqa: ANN401 - a numpy record
     )
 
 
-def _mark(record: Any, now: _Mark, last: _Mark) -> _Mark:  # noqa: ANN401 - a numpy record
+def _mark(record: Any, now_ns: int, last: _Mark) -> _Mark:  # noqa: ANN401 - a numpy record
     """Return what had been counted when the iteration in flight began, or the last one ended; never before ``last``."""
     is_inside = record["state"] == JobState.RUNNING
     since_ns = count_of(record["started_ns" if is_inside else "last_boundary_ns"])
     waited_ns = count_of(record["iteration_waited_ns"]) if is_inside else 0
     return _Mark(
-        max(last.t_ns, min(since_ns, now.t_ns)),
-        now.iteration,
+        max(last.t_ns, min(since_ns, now_ns)),
+        count_of(record["iteration"]),
         max(last.boundary_ns, count_of(record["boundary_waited_ns"])),
         max(last.inside_ns, count_of(record["need_waited_ns"]) - waited_ns),
-        max(last.copies_ns, now.copies_ns),
+        max(last.copies_ns, count_of(record["copy_waited_ns"]) + count_of(record["making_ns"])),
     )
