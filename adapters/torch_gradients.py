@@ -65,11 +65,12 @@ class GradientMarker:
         return marking_backward
 
     def _is_first(self, parameter: Any) -> bool:  # noqa: ANN401 - a tensor
-        gradient = parameter.grad
+        gradient: Any = parameter.grad
         if gradient is None or self._left is None:
             return True
         left, version = self._left
-        return left() is not gradient or gradient._version != version or not gradient.any()  # noqa: SLF001
+        is_as_left = gradient._version == version and left() is gradient  # noqa: SLF001
+        return not is_as_left or not gradient.any()
 
     def _grad(self, grad: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(grad)

@@ -264,7 +264,8 @@ def main() -> None:
         return
     rows: tuple[Row, ...] = ROWS
     nets: tuple[tuple[str, str, str], ...] = FOOTPRINTS
-    large, ours = VDNN, OURS
+    large = VDNN
+    ours: tuple[str, ...] = OURS
     if options.smoke:
         small = Row("capuchin", "VGG16 (CIFAR)", "vgg", "vgg_cifar", (8, 16), "gtx-1080-ti", "none")
         rows, nets, large = (small,), (), dataclasses.replace(small, planner="vdnn")

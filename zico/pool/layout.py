@@ -53,7 +53,7 @@ MUTEX_BYTES = 64
 
 NAME_BYTES = 48
 PLANNER_BYTES = 16
-PLANNER_NOTE_BYTES = 168
+PLANNER_NOTE_BYTES = 152
 """The notes of 64 jobs fit into one message at its longest, and a job's record takes whole cache lines."""
 
 
