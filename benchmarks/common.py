@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import functools
 import importlib.metadata
 import json
 import math
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -34,8 +35,12 @@ _GIT_S = 10.0
 # -- where and with what ---------------------------------------------------------------------------
 
 
+@functools.cache
 def commit() -> str:
-    """Return the checked-out commit, with ``-dirty`` if the tree differs from it, or ``unknown``."""
+    """Return the checked-out commit, with ``-dirty`` if the tree differs from it, or ``unknown``.
+
+    As it is when this is first asked: the results of a run make the tree differ.
+    """
     head = _git("rev-parse", "HEAD")
     if not head:
         return "unknown"
@@ -146,11 +151,18 @@ def write(result: Mapping[str, Any], text: str, directory: Path | None) -> None:
     print(f"written: {directory / result['name']}.json and .md")
 
 
+def write_again(name: str, text_of: Callable[[dict[str, Any]], str], directory: Path | None) -> None:
+    """Print a committed result, and write its text anew; nothing is measured."""
+    result = json.loads((RESULTS / f"{name}.json").read_text())
+    write(result, text_of(result), directory)
+
+
 def save(result: Mapping[str, Any], text: str, directory: Path) -> None:
     """Write ``text`` and the result to ``directory``; a file is whole whenever it is there."""
     directory.mkdir(parents=True, exist_ok=True)
     figures = json.dumps(result, indent=1).replace(sys.executable, "python")  # a result names no machine's path
-    page = f"# {result['question']}\n\n{text}\n{provenance(result)}"
+    noted = f"{result['note']}\n\n" if "note" in result else ""
+    page = f"# {result['question']}\n\n{text}\n{noted}{provenance(result)}"
     for kind, content in (("json", figures + "\n"), ("md", page)):
         part = directory / f"{result['name']}.{kind}.part"
         part.write_text(content)
@@ -171,6 +183,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--smoke", action="store_true", help="run as briefly as possible; the numbers mean nothing")
     made.add_argument("-o", "--output", type=Path, metavar="DIR", help="write results here (default: results/)")
     return made
+
+
+AGAIN = "measure nothing: write the text of the committed figures"
 
 
 def output_directory(options: argparse.Namespace) -> Path | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
 from paper.loads import ASSUMPTIONS, job_of_size, regions_of, slowdown
 from paper.published import BUDGET_CHANGE, REGION_BYTES
-from paper.runs import named
+from paper.runs import LOG, during, held_over_time, named, thinned
 from paper.text import number
 
 from zico.scheduler.simulate import Simulation
@@ -24,7 +23,6 @@ _ITERATIONS = 20
 """In each period."""
 _SETTLED = 0.5
 """The second half of a period counts."""
-_LOG = 1 << 18
 _STRETCHES = 1500
 _GB = 1e9
 
@@ -54,46 +52,19 @@ def _changed(job: Job, policy: str, factors: tuple[float, ...], iterations: int)
     chosen = named(policy)
     assert chosen is not None  # noqa: S101 - the caller has looked
     simulation = Simulation(
-        chosen, [job.load(0), job.load(1)], shares[0], slowdown=factors, log=_LOG, budgets=budgets[1:]
+        chosen, [job.load(0), job.load(1)], shares[0], slowdown=factors, log=LOG, budgets=budgets[1:]
     )
     periods = []
-    done, waited_ns = np.zeros(2), np.zeros(2)
     for begin_ns, regions in budgets:
-        counts = []
-        for share in (_SETTLED, 1.0):
-            simulation.run(int(begin_ns + share * period_ns))
-            counts.append((simulation.sim_jobs["iteration"] - done, simulation.sim_jobs["waited_ns"] - waited_ns))
-            done, waited_ns = simulation.sim_jobs["iteration"].copy(), simulation.sim_jobs["waited_ns"].copy()
-        n, waited = counts[-1]
-        seconds = (1 - _SETTLED) * period_ns / 1e9
-        periods.append(
-            {"regions": regions, "gap_ms": (waited / n / 1e6).tolist(), "iterations_per_s": (n / seconds).tolist()}
-        )
-    times_s, totals = _totals(simulation)
-    for period, (begin_ns, end_ns) in zip(
-        periods, itertools.pairwise([*(begin for begin, _ in budgets), 3 * period_ns]), strict=True
-    ):
-        inside = (times_s >= (begin_ns + _SETTLED * period_ns) / 1e9) & (times_s < end_ns / 1e9)
-        period["most_bytes"] = int(totals[inside].max()) * REGION_BYTES
-    return {"periods": periods, "period_s": period_ns / 1e9, "held": _thinned(times_s, totals)}
-
-
-def _totals(simulation: Simulation) -> tuple[Any, Any]:
-    """Return when what is held in all changes, in seconds, and to how many regions."""
-    log = simulation.log[: int(simulation._run[0]["n_log"])]  # noqa: SLF001 - how much of the log is filled
-    held, totals = {0: 0, 1: 0}, []
-    for sim_job, regions in zip(log["sim_job"].tolist(), log["held"].tolist(), strict=True):
-        held[sim_job] = regions
-        totals.append(sum(held.values()))
-    return log["t_ns"] / 1e9, np.array(totals)
-
-
-def _thinned(times_s: Any, totals: Any) -> list[tuple[float, int]]:  # noqa: ANN401 - arrays
-    """Return the most held in each of many stretches of time."""
-    edges = np.linspace(0, times_s[-1], _STRETCHES + 1)
-    at = np.clip(np.searchsorted(times_s, edges) - 1, 0, None)
-    most = [int(totals[first : max(first, last) + 1].max()) for first, last in itertools.pairwise(at.tolist())]
-    return list(zip(edges[:-1].round(4).tolist(), most, strict=True))
+        found = during(simulation, int(begin_ns + _SETTLED * period_ns), begin_ns + period_ns)
+        periods.append({"regions": regions} | found)
+    times_ns, held = held_over_time(simulation)
+    total = held.sum(axis=0)
+    for period, (begin_ns, _) in zip(periods, budgets, strict=True):
+        inside = (times_ns >= begin_ns + _SETTLED * period_ns) & (times_ns < begin_ns + period_ns)
+        period["most_bytes"] = int(total[inside].max()) * REGION_BYTES
+    edges_ns = np.linspace(0, len(budgets) * period_ns, _STRETCHES + 1)
+    return {"periods": periods, "period_s": period_ns / 1e9, "held": thinned(times_ns, total, edges_ns)}
 
 
 def budget_table(result: dict[str, Any]) -> str:

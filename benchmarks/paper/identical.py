@@ -27,26 +27,36 @@ SLICE = 0.5
 def run(*, smoke: bool = False) -> dict[str, Any]:
     """Simulate every model at every batch of the paper, twice: at that batch, and at equal memory pressure."""
     models = [IDENTICAL["RN"]] if smoke else list(IDENTICAL.values())
-    result = common.document(NAME, QUESTION, {"policies": POLICIES, "rounds": 3 if smoke else ROUNDS})
+    rounds = 3 if smoke else ROUNDS
+    result = common.document(NAME, QUESTION, {"policies": POLICIES, "rounds": rounds})
     result["models"] = {}
     for model in models:
         common.note(f"two of {model.title}")
         batches = model.batches[-1:] if smoke else model.batches
-        card_bytes = device_model(model.card).memory_bytes
-        largest = job_of_size(model.key, model.aggregate / 2 * card_bytes, model.card)
+        largest = _largest(model)
         result["models"][model.key] = {
             "title": model.title,
             "card": model.card,
-            PRINTED: [_row(batch, job_of(model.key, batch, model.card), result) for batch in batches],
+            PRINTED: [_row(batch, job_of(model.key, batch, model.card), rounds) for batch in batches],
             PRESSURE: [
-                _row(batch, job_of(model.key, max(1, round(batch * largest.batch / batches[-1])), model.card), result)
+                _row(batch, job_of(model.key, max(1, round(batch * largest.batch / batches[-1])), model.card), rounds)
                 for batch in batches
             ],
         }
     return result
 
 
-def _row(tick: int, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+def largest_row(key: str) -> dict[str, Any]:
+    """Return a model's last row at equal memory pressure."""
+    return _row(IDENTICAL[key].batches[-1], _largest(IDENTICAL[key]), ROUNDS)
+
+
+def _largest(model: Identical) -> Job:
+    """Return the job that takes of the card what the paper's takes at the largest batch."""
+    return job_of_size(model.key, model.aggregate / 2 * device_model(model.card).memory_bytes, model.card)
+
+
+def _row(tick: int, job: Job, rounds: int) -> dict[str, Any]:
     """Return one batch's figures."""
     card = regions_of(job.card)
     row: dict[str, Any] = {
@@ -58,7 +68,7 @@ def _row(tick: int, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         "slowdown": slowdown((job, job), "roofline")[-1],
     }
     for assumption in ASSUMPTIONS:
-        setting = Setting((job, job), card, assumption, result["settings"]["rounds"])
+        setting = Setting((job, job), card, assumption, rounds)
         row[assumption] = {"unlimited": unlimited(setting)}
         row[assumption] |= {policy: measure(setting, policy) for policy in POLICIES}
     return row

@@ -38,11 +38,16 @@ def run(*, smoke: bool = False) -> dict[str, Any]:
         for n in counts:
             for share in shares:
                 common.note(f"{n} {name}, {share:.0%}")
-                jobs = _jobs(keys, n, share)
-                row = {"n": n, "share": share, "batches": [job.batch for job in jobs]}
-                rows.append(row | {each: _compared(jobs, each, rounds) for each in ASSUMPTIONS})
+                rows.append(row_of(keys, n, share, rounds))
         result["memory"][name] = [_saved(_jobs(keys, n, 0.6), rounds) for n in counts if n <= 8]
     return result
+
+
+def row_of(keys: tuple[str, ...], n: int, share: float, rounds: int = _ROUNDS) -> dict[str, Any]:
+    """Return what every policy does for so many jobs, of whose peaks the card has a share."""
+    jobs = _jobs(keys, n, share)
+    row = {"n": n, "share": share, "batches": [job.batch for job in jobs]}
+    return row | {each: _compared(jobs, each, rounds) for each in ASSUMPTIONS}
 
 
 def _jobs(keys: tuple[str, ...], n: int, share: float) -> tuple[Job, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import common
-from paper import budget, identical, many, pairs, tables
+from paper import budget, identical, many, over_time, pairs, tables
 from paper.loads import ASSUMPTIONS
 from paper.pictures import write_pictures
 from paper.runs import ENOUGH
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PROSE = Path(__file__).with_suffix(".md")
 PAGE = common.ROOT / "docs" / "evaluation.md"
 IMAGES = common.ROOT / "docs" / "images"
-MODULES = {module.NAME.removeprefix("paper-"): module for module in (identical, pairs, budget, tables, many)}
+MODULES = {module.NAME.removeprefix("paper-"): module for module in (identical, pairs, over_time, budget, tables, many)}
 HOST = ("agreement", "agreement-paced", "budget_change")
 """What was measured with real processes."""
 
@@ -50,6 +50,9 @@ def page_of(
         "pairs_each": pairs.pairs_table(results["pairs"]),
         "pairs_groups": pairs.groups_table(results["pairs"]),
         "pairs_policies": pairs.policies_table(results["pairs"]),
+        "over_time_rounds": str(results["over-time"]["settings"]["rounds"]),
+        "over_time_identical": over_time.over_time_table(results["over-time"], 7),
+        "over_time_pair": over_time.over_time_table(results["over-time"], 9),
         "budget_periods": budget.budget_table(results["budget"]),
         "tables_tracking": tables.tracking_table(results["tables"]),
         "tables_regions": tables.regions_table(results["tables"]),

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from paper import identical, many, pairs
+from paper import identical, many, over_time, pairs
 from paper.loads import ASSUMPTIONS
 from paper.published import BUDGET_CHANGE, IDENTICAL, PAIRS, REGION_BYTES
 
@@ -31,6 +32,7 @@ STYLES = {
     "tgs": (INK, "-", "*"),
 }
 """Colour, line and marker, the same in every picture."""
+_TWO = (COLOURS[0], COLOURS[1])
 _GB = 1e9
 
 
@@ -146,15 +148,42 @@ def draw_budget(result: dict[str, Any]) -> Any:
     figure, panels = _figure(10, 2.2 * len(policies), len(policies), 1)
     for panel, policy in zip(panels[:, 0], policies, strict=True):
         found = result["roofline"][policy]
-        times_s, regions = zip(*found["held"], strict=True)
-        panel.fill_between(times_s, np.array(regions) * REGION_BYTES / _GB, step="post", color=STYLES[policy][0])
         edges_s = np.arange(4) * found["period_s"]
+        _areas(panel, edges_s[-1], {policy: found["held"]}, (STYLES[policy][0],))
         limits = [share * result["card_bytes"] / _GB for share in BUDGET_CHANGE.shares]
         panel.stairs(limits, edges_s, color=INK, linewidth=1.4, linestyle=(0, (6, 3)), label="budget")
         panel.set(ylabel="GB", ylim=(0, 27), xlim=(0, edges_s[-1]))
         panel.set_title(f"{policy}, roofline", loc="left", fontsize=9)
     panels[-1, 0].set_xlabel("simulated seconds")
     panels[0, 0].legend(loc="upper right", fontsize=8)
+    return figure
+
+
+def _areas(panel: Any, end: float, held: dict[str, list[int]], colours: tuple[str, ...]) -> None:
+    """Draw regions held over even stretches of time, one area on the other."""
+    below = np.zeros(len(next(iter(held.values()))))
+    edges = np.linspace(0, end, len(below) + 1)
+    for (label, regions), colour in zip(held.items(), colours, strict=True):
+        top = below + np.array(regions) * REGION_BYTES / _GB
+        panel.stairs(top, edges, baseline=below, fill=True, color=colour, label=label)
+        below = top
+
+
+def draw_over_time(result: dict[str, Any], figure_number: int) -> Any:
+    """Draw what two jobs hold over a few iterations, one on the other; a row for each policy."""
+    shown = [found for found in result["pairs"].values() if found["figure"] == figure_number]
+    figure, panels = _figure(6.5 * len(shown), 2.4 * len(over_time.DRAWN), len(over_time.DRAWN), len(shown))
+    for line, policy in zip(panels, over_time.DRAWN, strict=True):
+        for panel, found in zip(line, shown, strict=True):
+            drawn = found["roofline"][policy]
+            _areas(panel, drawn["window_ms"], dict(zip(found["names"], drawn["held"], strict=True)), _TWO)
+            card_gb = found["card_regions"] * REGION_BYTES / _GB
+            panel.axhline(card_gb, color=INK, linewidth=1.2, linestyle=(0, (6, 3)), label="the card")
+            panel.set(ylabel="GB", ylim=(0, 1.25 * card_gb), xlim=(0, drawn["window_ms"]))
+            panel.set_title(f"{policy}, roofline, {found['card']}", loc="left", fontsize=9)
+            panel.legend(loc="upper right", fontsize=8, ncols=3)
+    for panel in panels[-1]:
+        panel.set_xlabel("simulated milliseconds")
     return figure
 
 
@@ -186,6 +215,8 @@ DRAWN: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "identical": ("identical", draw_identical),
     "memory": ("identical", draw_memory),
     "pairs": ("pairs", draw_pairs),
+    "identical-over-time": ("over-time", functools.partial(draw_over_time, figure_number=7)),
+    "pair-over-time": ("over-time", functools.partial(draw_over_time, figure_number=9)),
     "budget": ("budget", draw_budget),
     "many": ("many", draw_many),
 }

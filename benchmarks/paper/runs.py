@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from paper.loads import slowdown
 from paper.published import REGION_BYTES
 
@@ -17,6 +19,7 @@ from zico.scheduler.simulate import Simulation
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
     from paper.loads import Job
 
     from zico.scheduler.state import CompiledPolicy
@@ -25,6 +28,8 @@ WARM_UP, ROUNDS = 10, 60
 """Iterations of the longest job."""
 ENOUGH = 0.97
 """Of the throughput with unlimited memory."""
+LOG = 1 << 18
+"""Changes of what jobs hold that a simulation keeps for a picture."""
 
 
 def named(name: str) -> CompiledPolicy | None:
@@ -108,3 +113,42 @@ def enough_memory(setting: Setting, policy: str) -> int | None:
         middle = (few + many) // 2
         few, many = (few, middle) if is_enough(middle) else (middle, many)
     return many
+
+
+# -- over time -------------------------------------------------------------------------------------
+
+
+def during(simulation: Simulation, begin_ns: int, end_ns: int) -> dict[str, list[float]]:
+    """Run to a time and on to another; return how each job fared between them.
+
+    Returns:
+        ``gap_ms``: what it waited in each iteration; ``iterations_per_s``.
+    """
+    simulation.run(begin_ns)
+    before = simulation.sim_jobs.copy()
+    simulation.run(end_ns)
+    n, waited_ns = (simulation.sim_jobs[field] - before[field] for field in ("iteration", "waited_ns"))
+    return {"gap_ms": (waited_ns / n / 1e6).tolist(), "iterations_per_s": (n / (end_ns - begin_ns) * 1e9).tolist()}
+
+
+def held_over_time(simulation: Simulation) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return when what jobs hold changes, and the regions of each job from then on, a row for each.
+
+    Raises:
+        ValueError: More has changed than the simulation was told to keep.
+    """
+    n = int(simulation._run[0]["n_log"])  # noqa: SLF001 - how much of the log is filled
+    if n >= len(simulation.log):
+        raise ValueError(f"more than {len(simulation.log)} changes of what jobs hold: simulate less, or raise LOG")
+    log = simulation.log[:n]
+    held = np.zeros((len(simulation.loads), n), np.int64)
+    for number, row in enumerate(held):
+        last = np.maximum.accumulate(np.where(log["sim_job"] == number, np.arange(n), -1))
+        row[last >= 0] = log["held"][last[last >= 0]]
+    return log["t_ns"].astype(np.int64), held
+
+
+def thinned(times_ns: NDArray[np.int64], held: NDArray[np.int64], edges_ns: NDArray[np.float64]) -> list[int]:
+    """Return the most that is held between each two of some times."""
+    at = np.clip(np.searchsorted(times_ns, edges_ns, side="right") - 1, 0, None)
+    return [int(held[first : last + 1].max()) for first, last in itertools.pairwise(at.tolist())]
