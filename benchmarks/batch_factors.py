@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import statistics
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from zico.lab.saving.graphs import graph_of
 from zico.lab.saving.judge import judge
 from zico.lab.simulator.roofline import device_model
 from zico.planning.packing.problem import NoPlan
+from zico.planning.saving.clock import by_processor_time
 from zico.planning.saving.problem import Link
 from zico.planning.saving.registry import save_planner
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from zico.planning.saving.problem import SwapProblem
 
 QUESTION = "How much larger a batch fits on the card of the paper, by each published planner and by ours?"
-OURS = "zico"
+OURS = ("zico", "portfolio")
 DEADLINE_S = 6.0
 LIMIT = 1 << 14
 """Largest batch that is asked for."""
@@ -140,7 +142,8 @@ def plan_at(problem: SwapProblem, planner: str, limit_bytes: int) -> float | Non
     if limited.least_bytes > limit_bytes:
         return None
     graph = graph_of(limited)
-    answer = save_planner(planner).plan(limited, graph, DEADLINE_S)
+    with by_processor_time():
+        answer = save_planner(planner).plan(limited, graph, DEADLINE_S)
     if isinstance(answer, NoPlan):
         return None
     result, _ = judge(limited, graph, answer)
@@ -153,7 +156,7 @@ def measure(row: Row) -> dict[str, Any]:
     plain = largest(lambda batch: make(batch).peak_bytes <= memory)
     most = largest(lambda batch: make(batch).least_bytes <= memory, plain)
     batches = {}
-    for planner in (row.planner, OURS):
+    for planner in (row.planner, *OURS):
         batch = largest(functools.partial(_fits, make, planner, memory), plain)
         batches[planner] = {"batch": batch, "overhead": plan_at(make(batch), planner, memory)}
     return {"plain": plain, "most": most, "batches": batches, **_named(row)}
@@ -173,7 +176,7 @@ VDNN = Row("vdnn", "VGG-16, batch 256", "vgg", "vgg16", (128, 256), "titan-x", "
 def vdnn(row: Row) -> dict[str, Any]:
     """Return what VGG-16 at batch 256 loses in 12 GB, by vDNN and by ours."""
     problem, memory = at_any_batch(row)(256), device_model(row.device).memory_bytes
-    overheads = {planner: plan_at(problem, planner, memory) for planner in ("vdnn", OURS)}
+    overheads = {planner: plan_at(problem, planner, memory) for planner in ("vdnn", *OURS)}
     return {"peak_bytes": problem.peak_bytes, "overheads": overheads, **_named(row)}
 
 
@@ -205,7 +208,10 @@ def text_of(result: dict[str, Any]) -> str:
     rows = []
     for each in result["batches"]:
         cells = []
-        for planner in (each["planner"], OURS):
+        for planner in (each["planner"], *OURS):
+            if planner not in each["batches"]:
+                cells.append("")
+                continue
             found = each["batches"][planner]
             cost = "" if found["overhead"] is None else f", +{found['overhead']:.0%} time"
             cells.append(f"{found['batch']}, {found['batch'] / each['plain']:.1f}x{cost}")
@@ -220,7 +226,7 @@ def text_of(result: dict[str, Any]) -> str:
         for each in result["batches"]
         if each["planner"] == "capuchin"
     )
-    header = ["planner", "net", "card", "no plan", "its batch", "ours", "no plan can exceed", "published"]
+    header = ["planner", "net", "card", "no plan", "its batch", *OURS, "no plan can exceed", "published"]
     saved = result["vdnn"]
     costs = "; ".join(
         f"`{name}` {'has no plan' if cost is None else f'loses {cost:.0%}'}"
@@ -230,8 +236,13 @@ def text_of(result: dict[str, Any]) -> str:
     for each in result["footprints"]:
         factors = f"{each['factor']:.2f}x", f"{each['overhead']:.0%}", f"{each['most']:.2f}x"
         down.append([each["planner"], each["net"], *factors, each["published"]])
+    parts = (*result["batches"], saved, *result["footprints"])
+    commits = {f"{each['planner']}, {each['net']}": each["commit"][:12] for each in parts}
+    said = ""
+    if len(set(commits.values())) > 1:
+        said = "Commits: " + "; ".join(f"{part} `{commit}`" for part, commit in commits.items()) + ".\n\n"
     return (
-        "Largest batches on the papers' cards, simulated.\n\n"
+        f"Largest batches on the papers' cards, simulated. Nothing: not asked.\n\n{said}"
         + common.table(header, rows)
         + f"\n\nCapuchin's mean factor: {mean:.2f} (published: 5.49).\n\n"
         + f"{saved['net']} needs {saved['peak_bytes'] / GIB:.1f} GiB. In the {saved['device']}'s memory {costs} of "
@@ -243,7 +254,14 @@ def text_of(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure and write."""
-    options = common.parser(__doc__).parse_args()
+    parser = common.parser(__doc__)
+    parser.add_argument("--net", action="append", help="only this one; the others stay as they are in the results")
+    parser.add_argument("--again", action="store_true", help=common.AGAIN)
+    options = parser.parse_args()
+    directory = common.output_directory(options)
+    if options.again:
+        common.write_again("batch_factors", text_of, directory)
+        return
     rows: tuple[Row, ...] = ROWS
     nets: tuple[tuple[str, str, str], ...] = FOOTPRINTS
     large = VDNN
@@ -251,17 +269,25 @@ def main() -> None:
         small = Row("capuchin", "VGG16 (CIFAR)", "vgg", "vgg_cifar", (8, 16), "gtx-1080-ti", "none")
         rows, nets, large = (small,), (), dataclasses.replace(small, planner="vdnn")
     result = common.document("batch_factors", QUESTION, {"deadline_s": DEADLINE_S, "near": NEAR})
-    result["batches"] = []
-    for row in rows:
-        common.note(f"{row.planner}, {row.net}")
-        result["batches"].append(measure(row))
-    common.note("vdnn, VGG-16")
-    result["vdnn"] = vdnn(large)
-    result["footprints"] = []
-    for planner, net, published in nets:
+    known = json.loads((common.RESULTS / "batch_factors.json").read_text()) if options.net else {}
+    result |= {name: known[name] for name in ("note",) if name in known}
+
+    def measured(planner: str, net: str, among: list[dict[str, Any]], measure: Callable[[], Any]) -> dict[str, Any]:
+        """Measure, unless it was asked for other nets alone."""
+        if options.net and net not in options.net:
+            return next(each for each in among if (each["planner"], each["net"]) == (planner, net))
         common.note(f"{planner}, {net}")
-        result["footprints"].append(footprint(planner, net, published))
-    common.write(result, text_of(result), common.output_directory(options))
+        return {"commit": result["commit"], **measure()}
+
+    result["batches"] = [
+        measured(row.planner, row.net, known.get("batches", []), functools.partial(measure, row)) for row in rows
+    ]
+    result["vdnn"] = measured(large.planner, large.net, [known.get("vdnn", {})], functools.partial(vdnn, large))
+    result["footprints"] = [
+        measured(planner, net, known.get("footprints", []), functools.partial(footprint, planner, net, published))
+        for planner, net, published in nets
+    ]
+    common.write(result, text_of(result), directory)
 
 
 if __name__ == "__main__":

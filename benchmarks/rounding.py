@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 QUESTION = "How far is Checkmate's two-phase rounding from the best schedule, and ours, on ten nets?"
 SHARES = (0.9, 0.75)
 SECONDS = {"program": 60.0, "others": 30.0}
+OURS = ("zico", "portfolio")
 SLOW = 1.0
 """Bytes a second of a link over which nothing can move."""
 NETS = {
@@ -79,29 +80,37 @@ def measure(graph: Graph, problem: SwapProblem | None, shares: tuple[float, ...]
                 row[f"{name}_s"] = found.elapsed_s
         if problem is not None:
             limited = dataclasses.replace(problem, limit_bytes=limit)
-            ours = save_planner("zico").plan(limited, graph, SECONDS["others"] / 6)
-            if not isinstance(ours, NoPlan) and not len(ours.swaps):
-                row["zico"] = judge(graph, ours.order, limit).cost_ns / straight.cost_ns - 1
+            for name in OURS:
+                ours = save_planner(name).plan(limited, graph, SECONDS["others"] / 6)
+                row[name] = None
+                if not isinstance(ours, NoPlan) and not len(ours.swaps):
+                    row[name] = judge(graph, ours.order, limit).cost_ns / straight.cost_ns - 1
         rows.append(row)
     return rows
 
 
+def _shown(row: dict[str, Any], name: str) -> str:
+    if name not in row:
+        return ""
+    return "-" if row[name] is None else f"{row[name]:.1%}"
+
+
 def text_of(result: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
-    columns = ("bound", "checkmate", "checkmate-lp", "zico", "dtr", "chen")
+    columns = ("bound", "checkmate", "checkmate-lp", *OURS, "dtr", "chen")
     lines, gaps = [], []
     for net, found in result["nets"].items():
         for row in found["rows"]:
-            shown = ["-" if row.get(name) is None else f"{row[name]:.1%}" for name in columns]
+            shown = [_shown(row, name) for name in columns]
             lines.append((net, str(found["operations"]), f"{row['share']:.0%}", *shown))
             if None not in (row["checkmate"], row["checkmate-lp"]):
                 gaps.append((1 + row["checkmate-lp"]) / (1 + row["checkmate"]) - 1)
-    header = ("net", "operations", "of the peak", "bound", "program", "rounded", "zico", "dtr", "chen")
+    header = ("net", "operations", "of the peak", "bound", "program", "rounded", *OURS, "dtr", "chen")
     mean = sum(gaps) / max(len(gaps), 1)
     said = (
         f"How much more is computed than without a limit. Where both have a schedule ({len(gaps)} cases), the rounded "
         f"one costs {mean:.1%} more than the program's in the mean, {max(gaps, default=0):.1%} at most. `-`: no "
-        f"schedule within {SECONDS['program']:.0f} s, or none without moving tensors."
+        f"schedule within {SECONDS['program']:.0f} s, or none without moving tensors; nothing: not asked."
     )
     return f"{said}\n\n{common.table(header, lines)}"
 
@@ -109,7 +118,11 @@ def text_of(result: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, print, write."""
     parser = common.parser(__doc__)
+    parser.add_argument("--again", action="store_true", help=common.AGAIN)
     options = parser.parse_args()
+    if options.again:
+        common.write_again("rounding", text_of, common.output_directory(options))
+        return
     result = common.document("rounding", QUESTION, {"shares": SHARES, "seconds": SECONDS})
     result["nets"] = {}
     for name, graph, problem in graphs([] if options.smoke else list(NETS)):
