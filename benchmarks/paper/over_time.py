@@ -8,7 +8,7 @@ import common
 import numpy as np
 from paper.loads import ASSUMPTIONS, job_of_size, regions_of, slowdown
 from paper.published import IDENTICAL, OVER_TIME
-from paper.runs import LOG, WARM_UP, during, held_over_time, named, thinned
+from paper.runs import LOG, WARM_UP, during, held_over_time, named
 from paper.text import number, percent
 
 from zico.lab.simulator.roofline import device_model
@@ -26,7 +26,8 @@ ROUNDS = 60
 """Iterations of the longer job that count."""
 _WINDOW = 4
 """Of these that are drawn, the last ones."""
-_STRETCHES = 400
+_INSTANTS = 400
+"""At which it is drawn what the jobs hold: what they hold at one instant never exceeds the card."""
 
 
 def run(*, smoke: bool = False) -> dict[str, Any]:
@@ -72,8 +73,8 @@ def _followed(jobs: tuple[Job, ...], policy: str, assumption: str, rounds: int) 
     found["most_regions"] = int(held.sum(axis=0)[times_ns >= begin_ns].max())
     if policy in DRAWN and assumption == "roofline":
         found["window_ms"] = _WINDOW * longest_ns / 1e6
-        edges_ns = np.linspace(end_ns - _WINDOW * longest_ns, end_ns, _STRETCHES + 1)
-        found["held"] = [thinned(times_ns, each, edges_ns) for each in held]
+        instants_ns = np.linspace(end_ns - _WINDOW * longest_ns, end_ns, _INSTANTS, endpoint=False)
+        found["held"] = held[:, np.searchsorted(times_ns, instants_ns, side="right") - 1].tolist()
     return found
 
 
