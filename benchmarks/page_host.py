@@ -4,7 +4,7 @@ An example alone in a pool that has all it wants, then with 80, 70, 60 and 50 % 
 time with pages that come on demand, then with prefetching, pre-eviction, invalidation and all that
 is ours besides, and alone again. On one thread the pager has a processor core that no computing
 needs, as a GPU has copy engines; with a thread for each core every copied byte costs computing
-time. ``--rivals`` decides instead as other systems do, with 60, 40 and 20 % of the peak. The same
+time. ``--rivals`` pages instead as published systems do, with 60, 40 and 20 % of the peak. The same
 seed each time, so the losses must be the same bits. Reported is the median over the
 iterations behind the first few, in which the tables are filled. What the machine does besides falls
 on all runs, and not on all alike: the two runs alone say how much.
@@ -17,40 +17,28 @@ import statistics
 from typing import Any
 
 import common
-from swap_host import LIMIT_S, RESNET, SHARES, SMOKE_LIMIT_S, TIERS, Scale, Way, measure
+from swap_host import LIMIT_S, RESNET, SHARES, SMOKE_LIMIT_S, Scale, Way, measure
 
 from zico.base.settings import PARTS_VARIABLE
 from zico.base.units import format_bytes
-from zico.paging.layout import ALL, DEEPUM, PREEVICT, PREFETCH, TUNE
+from zico.paging.layout import ALL, DEEPUM, PREEVICT, PREFETCH
+from zico.planning.saving.registry import PAGERS
 
 QUESTION = "How long does an iteration take when a job has less memory than its peak, and pages?"
-RIVALS = "What do the decisions of other systems bring to a real job that pages, as cases of the pager's tables?"
-MEMORY, FILE = TIERS
-LAYER = 6
-"""Allocations of 64 KiB or more, which are the executions of a real job, in one of ResNet-110's 110 layers one way: of
-an iteration's 1,332, 464 are in the forward pass (4.2 a layer) and 868 in the backward pass (7.9)."""
-DEMAND = ("0", MEMORY)
-PUBLISHED = (f"{DEEPUM}", MEMORY)
-EVERYTHING = (f"{ALL}", MEMORY)
+RIVALS = "What do the decisions of other systems bring to a real job that pages?"
+DEMAND, EVERYTHING = ("page", "0"), ("page", f"{ALL}")
 PARTS = {
     "on demand": DEMAND,
-    "+ prefetch": (f"{PREFETCH}", MEMORY),
-    "+ pre-evict": (f"{PREFETCH | PREEVICT}", MEMORY),
-    "+ invalidate": PUBLISHED,
+    "+ prefetch": ("page", f"{PREFETCH}"),
+    "+ pre-evict": ("page", f"{PREFETCH | PREEVICT}"),
+    "+ invalidate": ("page", f"{DEEPUM}"),
     "everything": EVERYTHING,
 }
-"""What the pager is told, and the tier."""
-SYSTEMS = {
-    "on demand": DEMAND,
-    "DRAGON: on demand, files": ("0", FILE),
-    "OC-DNN: a layer ahead": (f"{PREFETCH | PREEVICT}:{LAYER}", MEMORY),
-    "Sentinel: degree by trial": (f"{DEEPUM | TUNE}", MEMORY),
-    "DeepUM: degree 32": PUBLISHED,
-    "everything": EVERYTHING,
-}
-"""The same for what other systems decide; on demand from memory is unified memory without hints."""
+"""What ``--save`` says, and what the pager is told."""
+SYSTEMS = {"on demand": DEMAND, **{name: (name, "") for name in reversed(PAGERS)}, "everything": EVERYTHING}
+"""The same for published systems; on demand from memory is unified memory without hints."""
 SYSTEM_SHARES = (0.6, 0.4, 0.2)
-SMOKED = ("everything", "OC-DNN: a layer ahead")
+SMOKED = ("everything", "sentinel")
 EACH = 20
 """Iterations whose faults are told one by one."""
 EXAMPLES = {
@@ -63,9 +51,9 @@ EXAMPLES = {
 def ways(scale: Scale, parts: dict[str, tuple[str, str]]) -> list[Way]:
     """Return what is run, share by share."""
     return [
-        Way(share, {"parts": part}, ("--save", "page", "--tier", tier), ((PARTS_VARIABLE, told),))
+        Way(share, {"parts": part}, ("--save", save), ((PARTS_VARIABLE, told),))
         for share in scale.shares
-        for part, (told, tier) in parts.items()
+        for part, (save, told) in parts.items()
     ]
 
 
@@ -128,23 +116,21 @@ def main() -> None:
     parser.add_argument("--example", choices=EXAMPLES, default="resnet")
     parser.add_argument("--threads", type=int, default=1, help="that compute (default: 1)")
     parser.add_argument("--share", type=int, action="append", help="of the peak, in percent (default: 80 to 50)")
-    parser.add_argument("--rivals", action="store_true", help="decide as other systems do, at 60, 40 and 20 %%")
+    parser.add_argument("--rivals", action="store_true", help="page as published systems do, at 60, 40 and 20 %%")
     kinds = {**PARTS, **SYSTEMS}
     parser.add_argument("--part", action="append", choices=kinds, help="what is on, besides nothing (default: each)")
     options = parser.parse_args()
-    if options.rivals and options.example != "resnet":
-        parser.error("--rivals knows what a layer is of the ResNet example alone: leave --example out")
     example, small = EXAMPLES[options.example]
     threads = ("--threads", str(options.threads))
     question, name, kinds = (RIVALS, "page_host-rivals", SYSTEMS) if options.rivals else (QUESTION, "page_host", PARTS)
     if options.smoke:
-        scale = Scale(example, (*threads, *small), 5, 3, (0.6,), TIERS, SMOKE_LIMIT_S)
+        scale = Scale(example, (*threads, *small), 5, 3, (0.6,), (), SMOKE_LIMIT_S)
     else:
         shares = tuple(share / 100 for share in options.share or ())
         if options.rivals:
-            scale = Scale(example, threads, 32, 20, shares or SYSTEM_SHARES, TIERS, LIMIT_S)
+            scale = Scale(example, threads, 32, 20, shares or SYSTEM_SHARES, (), LIMIT_S)
         else:
-            scale = Scale(example, threads, 40, 10, shares or SHARES, TIERS[:1], LIMIT_S)
+            scale = Scale(example, threads, 40, 10, shares or SHARES, (), LIMIT_S)
     chosen = options.part or (SMOKED if options.smoke else kinds)
     parts = {part: told for part, told in kinds.items() if told == DEMAND or part in chosen}
     result = common.document(

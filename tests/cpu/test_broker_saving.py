@@ -10,7 +10,7 @@ from zico.base.errors import ConfigError
 from zico.base.units import GIB, MIB
 from zico.broker.protocol.messages import MAX_SIZE_BYTES
 from zico.broker.saving import MODES, PLANNERS, Wish, check_device, served_on, variables_of, wish_in, wishes_of
-from zico.planning.saving.registry import DEVICE_PLANNERS, REDUCING
+from zico.planning.saving.registry import DEVICE_PLANNERS, PAGERS, REDUCING
 from zico.pool.layout import SaveMode
 
 NAMES = ("a", "b=c")
@@ -70,6 +70,28 @@ def test_on_a_gpu_planners_encode_nothing() -> None:
             ConfigError, match=f"ZICO_SAVE: b cannot follow {planner} on a GPU, .* one of longest, zico, "
         ):
             check_device("cuda", {"a": Wish("page"), "b": Wish("swap", planner=planner)}, "ZICO_SAVE")
+
+
+@pytest.mark.parametrize("system", PAGERS)
+def test_a_job_pages_as_a_published_system_by_name(system: str) -> None:
+    """The environment says so to the last word. A GPU is refused in one sentence with the remedy."""
+    assert wishes_of({"save": f"b=c={system}"}, ORIGINS, NAMES, GIB)["b=c"] == Wish("page", planner=system)
+    wish = Wish("page", 3, "memory,file", planner=system)
+    assert wish_in(variables_of(wish)) == wish
+    check_device("host", {"a": wish}, "--save")
+    with pytest.raises(ConfigError) as refused:
+        check_device("cuda", {"a": wish}, "--save")
+    said = f"--save: a cannot page as {system} does on a GPU, whose faults no program sees: give page"
+    assert str(refused.value) == said
+
+
+def test_dragon_needs_a_file() -> None:
+    """Its pages are those of files, so tiers without one are refused, with where they were given."""
+    said = r"'memory' has no file, and dragon pages files: leave it out, or give file"
+    with pytest.raises(ConfigError, match=f"^--tier: {said}$"):
+        wishes_of({"save": "a=dragon", "tier": "memory"}, ORIGINS, NAMES, GIB)
+    with pytest.raises(ConfigError, match=f"^ZICO_TIER: {said}$"):
+        wish_in({"ZICO_JOB_SAVE": "dragon", "ZICO_TIER": "memory"})
 
 
 @pytest.mark.parametrize(

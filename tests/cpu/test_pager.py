@@ -25,9 +25,9 @@ from zico.base.errors import ConfigError, DriverError
 from zico.device.userfault import open_userfault
 from zico.heap import allocator
 from zico.heap.build import Heap
-from zico.heap.layout import HEAP, Attached
-from zico.paging.layout import ALL, BLOCK, INACTIVE, INVALIDATE, PAGING, PREEVICT, PREFETCH
-from zico.paging.page_table import birth_of, death_of
+from zico.heap.layout import HEAP, Arena, Attached
+from zico.paging.layout import ALL, APART, BLOCK, DEEPUM, INACTIVE, INVALIDATE, PAGING, PREEVICT, PREFETCH
+from zico.paging.page_table import State, birth_of, death_of
 from zico.paging.pager import Pager
 from zico.tiers.destinations import TierWish
 from zico.tiers.stack import TierStack
@@ -196,6 +196,29 @@ def test_the_heap_tells_which_blocks_come_into_use_and_which_fall_out_of_it() ->
         heap.close()
 
 
+@pytest.mark.parametrize(("flags", "place"), [(DEEPUM | APART, Arena.SHORT), (DEEPUM, Arena.LONG)])
+def test_temporaries_lie_apart_where_they_are_to(flags: int, place: Arena) -> None:
+    """Beside a tensor that lives for long there is room in its region: a temporary goes there, or into one of its own.
+
+    Where it may not, no plan is made that would put it there.
+    """
+    with contextlib.ExitStack() as stack:
+        member = stack.enter_context(join(stack.enter_context(make_pool(BLOCKS, region_bytes=4 * BLOCK_BYTES))))
+        tiers = stack.enter_context(TierStack.create([TierWish("memory", 1 << 20)], block_bytes=4 * BLOCK_BYTES))
+        heap = Heap(member, np.zeros(1, HEAP), tiers=tiers, paging={"flags": flags})
+        stack.callback(heap.close)
+        heap.enable(plan=flags & APART != 0)
+        assert heap.planning is None
+        for _ in range(4):
+            long = allocator.allocate(heap.record[0], 2 * BLOCK_BYTES, 64)
+            for _ in range(10):
+                short = allocator.allocate(heap.record[0], BLOCK_BYTES, 64)
+                allocator.free(heap.record[0], short)
+            allocator.free(heap.record[0], long)
+            allocator.mark(heap.record[0])
+        assert next(arena for arena in Arena if short - heap.base < heap.arenas[arena]["end"]) == place
+
+
 def test_without_invalidation_everything_is_copied() -> None:
     """Control: with that part off a block in which nothing lives is copied as any other."""
     with PagedWindow(FRAMES, flags=ALL & ~INVALIDATE) as window:
@@ -320,13 +343,35 @@ def test_a_region_goes_back_when_the_job_may_hold_less() -> None:
         assert (window.blocks[:, 8] == np.arange(BLOCKS)).all()
 
 
+@pytest.mark.parametrize(("apart", "stay"), [(2, 2), (0, 0), (BLOCKS, 2)])
+def test_where_temporaries_lie_apart_their_blocks_stay(apart: int, stay: int) -> None:
+    """Fewer than half of what may be there; else none stays. When the job may hold one region, they leave, too."""
+    with PagedWindow(FRAMES, flags=DEEPUM) as window:
+        window.page_table["apart_to"] = apart
+        window.pool.jobs[window.job]["iteration"] += 1
+        window.tell(1)
+        window.pager.wake()
+        until(lambda: window.pager.record[0]["events"] == 1, JOIN_S, "the pager knows of the iteration")
+        states = window.array("states_address")
+        for turn in range(3):
+            for block in range(BLOCKS):
+                window.blocks[block] = 1000 * turn + block
+                there = int(np.isin(states[:3], (State.WRITTEN, State.CLEAN)).sum())
+            assert there == stay
+        window.pool.set_limit(window.job, 1)
+        window.pager.wake()
+        until(lambda: window.resident <= 1, JOIN_S, "regions have gone back")
+        assert window.blocks[:, 7].tolist() == [2000 + block for block in range(BLOCKS)]
+
+
 class PagedMachine(RuleBasedStateMachine):
     """Blocks written, read, freed and used again, and a limit that changes, against a dictionary."""
 
-    @initialize(frames=st.integers(2, 8), flags=st.sampled_from(sorted(PARTS.values())))
-    def begin(self, frames: int, flags: int) -> None:
-        """Begin with every block in use and nothing written."""
+    @initialize(frames=st.integers(2, 8), flags=st.sampled_from(sorted(PARTS.values())), apart=st.integers(0, 16))
+    def begin(self, frames: int, flags: int, apart: int) -> None:
+        """Begin with every block in use and nothing written; some stay from the first iteration on."""
         self.window = PagedWindow(frames, blocks=16, flags=flags)
+        self.window.page_table["apart_to"] = apart
         self.frames = frames
         self.model: dict[int, int] = {}
         self.living = set(range(16))
@@ -354,6 +399,11 @@ class PagedMachine(RuleBasedStateMachine):
         else:
             self.window.use(block)
             self.living.add(block)
+
+    @rule()
+    def iterate(self) -> None:
+        """Begin an iteration."""
+        self.window.pool.jobs[self.window.job]["iteration"] += 1
 
     @rule()
     def hold_more(self) -> None:

@@ -43,6 +43,7 @@ from zico.paging.needed_next import (
 from zico.paging.residency import (
     hold,
     is_expected,
+    keep,
     note_active,
     note_arrival,
     note_cleaned,
@@ -78,6 +79,7 @@ class Policy(RuleBasedStateMachine):
         self.there: set[int] = set()
         self.held: set[int] = set()
         self.inactive: set[int] = set()
+        self.kept = range(0)
 
     def expected(self, blocks: set[int]) -> set[int]:
         """Return those of some blocks that are expected."""
@@ -101,12 +103,24 @@ class Policy(RuleBasedStateMachine):
         note_arrival(self.paging, block)
         self.there.add(block)
         self.held.discard(block)
+        if block in self.kept:
+            self.held.add(block)
 
     @rule(block=st.integers(0, BLOCKS - 1))
     def depart(self, block: int) -> None:
         """Let a block go, if it is there."""
         note_departure(self.paging, block)
+        if block in self.kept and block in self.there:
+            self.held.discard(block)
         self.there.discard(block)
+
+    @rule(first=st.integers(0, BLOCKS), n=st.integers(0, 5))
+    def keep(self, first: int, n: int) -> None:
+        """Keep some blocks from now on, and no others."""
+        before, self.kept = self.kept, range(first, min(first + n, BLOCKS))
+        keep(self.paging, self.kept.start, self.kept.stop)
+        self.held -= {*before, *self.kept}
+        self.held |= {*self.kept} & self.there
 
     @rule()
     def iterate(self) -> None:
@@ -131,9 +145,10 @@ class Policy(RuleBasedStateMachine):
 
     @rule(block=st.integers(0, BLOCKS - 1))
     def release(self, block: int) -> None:
-        """End that."""
+        """End that, unless the block is there and kept."""
         release(self.paging, block)
-        self.held.discard(block)
+        if block not in self.kept or block not in self.there:
+            self.held.discard(block)
 
     @rule(block=st.integers(0, BLOCKS - 1))
     def write(self, block: int) -> None:

@@ -9,7 +9,7 @@ from zico.base.errors import ConfigError
 from zico.base.units import format_bytes, parse_size
 from zico.broker.protocol.messages import MAX_SIZE_BYTES, SaveMode
 from zico.broker.shares import values_by_name
-from zico.planning.saving.registry import DEVICE_PLANNERS
+from zico.planning.saving.registry import DEVICE_PLANNERS, OF_FILES, PAGERS
 from zico.planning.saving.registry import JOB_PLANNERS as PLANNERS
 
 if TYPE_CHECKING:
@@ -35,31 +35,36 @@ class Wish:
     tier: str = ""
     """Where memory goes, as ``zico.tiers.destinations`` reads it; empty: what is usual."""
     planner: str = ""
-    """Who chooses what a job that swaps lets leave: one of ``PLANNERS``; empty: what is usual."""
+    """Who chooses what leaves: one of ``PLANNERS`` for a job that swaps, of ``PAGERS`` for one that pages.
+
+    Empty: who usually does.
+    """
 
 
 DEFAULT_WISH = Wish()
 
 
 def parse_way(text: str) -> str:
-    """Return the name of a mode, or of a planner for jobs that swap.
+    """Return the name of a mode, of a planner for jobs that swap, or of a system as which jobs page.
 
     Raises:
         ConfigError: There is none of that name.
     """
-    if text in MODES or text in PLANNERS:
+    if text in {*MODES, *PLANNERS, *PAGERS}:
         return text
     raise ConfigError(
         f"{text!r} is not a way to save memory: give one of {', '.join(MODES)}, "
-        f"or a planner for swap: {', '.join(PLANNERS)}"
+        f"a planner for swap: {', '.join(PLANNERS)}, or a system for page: {', '.join(PAGERS)}"
     )
 
 
-def _wish(way: str, limit_bytes: int, tier: str) -> Wish:
-    """Return the wish of a job that is to go on in some way; an empty one: nothing was said."""
+def _wish(way: str, limit_bytes: int, tier: str, origin: str) -> Wish:
+    """Return the wish of a job that is to go on in some way; an empty one: nothing was said. The tier has an origin."""
+    if way == OF_FILES and tier and not any(part.strip().startswith("file") for part in tier.split(",")):
+        raise ConfigError(f"{origin}: {tier!r} has no file, and {way} pages files: leave it out, or give file")
     mode = next((mode for mode in MODES if way == mode), None)
     if mode is None and way:
-        return Wish("swap", limit_bytes, tier, planner=way)
+        return Wish("page" if way in PAGERS else "swap", limit_bytes, tier, planner=way)
     return Wish(mode, limit_bytes, tier)
 
 
@@ -75,9 +80,14 @@ def check_device(kind: str, wishes: Mapping[str, Wish], origin: str) -> None:
     """Refuse planners that a device's jobs cannot follow.
 
     Raises:
-        ConfigError: A job on a GPU is to follow a planner that encodes tensors.
+        ConfigError: A job on a GPU is to follow a planner that encodes tensors, or to page as a
+            published system does.
     """
     for name, wish in wishes.items():
+        if kind != "host" and wish.planner in PAGERS:
+            raise ConfigError(
+                f"{origin}: {name} cannot page as {wish.planner} does on a GPU, whose faults no program sees: give page"
+            )
         if kind != "host" and wish.planner and wish.planner not in DEVICE_PLANNERS:
             raise ConfigError(
                 f"{origin}: {name} cannot follow {wish.planner} on a GPU, where nothing is encoded: "
@@ -102,7 +112,7 @@ def wish_in(environ: Mapping[str, str]) -> Wish:
         raise ConfigError(f"{VARIABLES['limit']}: {error}") from None
     if texts["tier"]:
         _check_tier(texts["tier"], VARIABLES["tier"])
-    return _wish(way, limit_bytes, texts["tier"])
+    return _wish(way, limit_bytes, texts["tier"], VARIABLES["tier"])
 
 
 def _own_limit(text: str) -> int:
@@ -156,7 +166,8 @@ def wishes_of(
     tier = texts.get("tier", "")
     if tier:
         _check_tier(tier, origins["tier"])
-    return {name: _wish(modes.get(name, ""), limits.get(name, 0), tier) for name in names}
+    origin = origins.get("tier", "")
+    return {name: _wish(modes.get(name, ""), limits.get(name, 0), tier, origin) for name in names}
 
 
 def _of_all(text: str, origin: str, names: tuple[str, ...]) -> dict[str, str]:

@@ -260,8 +260,13 @@ class Heap:
         return array
 
     def enable(self, *, plan: bool = False) -> None:
-        """Serve requests from the pool from now on; ``plan``: plan iterations in a thread, once some have passed."""
-        if plan:
+        """Serve requests from the pool from now on.
+
+        Args:
+            plan: Whether iterations are planned in a thread, once some have passed. A plan puts
+                temporaries among other tensors, so there is none where they lie apart.
+        """
+        if plan and not self.record[0]["paged"]["apart"]:
             from zico.heap.plan_thread import Planning
 
             self.planning = Planning(self)
@@ -279,6 +284,7 @@ class Heap:
     def _page(self, undo: contextlib.ExitStack, tiers: TierStack, paging: Mapping[str, int]) -> None:
         """Put memory of the job's own behind the window, whose faults a pager serves."""
         from zico.heap import paged  # compiled or loaded by this, so only where it is needed
+        from zico.paging.layout import APART
         from zico.paging.pager import PagedMemory
 
         self.paged = PagedMemory(
@@ -301,6 +307,12 @@ class Heap:
             if arena["start"] < self._spill_offset:  # what lies behind is not the pager's
                 arena["states_address"] = self.paged.arrays["states_address"]
                 arena["blocks_shift"] = int(table["region_shift"]) - int(table["block_shift"])
+        if self.paged.flags & APART:
+            record["paged"]["apart"] = 1
+            short = self.arenas[Arena.SHORT]
+            table["apart_from"], table["apart_to"] = (
+                int(short[end]) >> table["block_shift"] for end in ("start", "end")
+            )
         self.back_with(back=paged.back, entered=paged.entered, left=paged.left, give_way=paged.give_way)
 
     def back_with(self, **functions: Any) -> None:  # noqa: ANN401 - compiled callbacks

@@ -321,6 +321,7 @@ class Paged(Record):
     regions_address: I8
     events_address: I8
     pager_fd: I8  # eventfd that wakes the pager
+    apart: I8  # 1: temporaries lie in SHORT alone
 
 
 class HeapRecord(Record):

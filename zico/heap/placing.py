@@ -47,7 +47,7 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
         # region of its own. So does what the plan does not know. But nothing goes where a plan
         # is followed: it would stand in the way.
         for host in (SHORT, EXTRA, LONG):
-            if (host == LONG and heap.plan_address != 0) or free_list.is_full(arena_of(heap, host)):
+            if not _is_open(heap, host):
                 continue
             gap = free_list.find(arena_of(heap, host), heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
             if gap != NOTHING:
@@ -58,6 +58,14 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
     if gap == NOTHING:
         return NOT_SERVED if heap.managed_address == 0 or index >= SPILL else _elsewhere(heap, size_bytes, alignment)
     return _take(heap, index, gap, _start(heap, index, gap, alignment), size_bytes)
+
+
+@inlined
+def _is_open(heap: HeapRecord, host: int) -> bool:
+    """Tell whether an arena may have what it has a hole for."""
+    if host == LONG and heap.plan_address != 0:
+        return False
+    return bool(host == SHORT or heap.paged.apart == 0) and not free_list.is_full(arena_of(heap, host))
 
 
 @compiled

@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ConfigError, DriverError, ZicoError
+from zico.base.laboratory import part
 from zico.broker.saving import SWAPPING, VARIABLES, check_device
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
     import contextlib
+    from collections.abc import Mapping
 
     from zico.heap.build import Heap
     from zico.job.settings import JobSettings
@@ -32,8 +34,9 @@ def managed_window(undo: contextlib.ExitStack, pool: PoolTable, job: int, settin
     from zico.heap.cuda.managed_window import open_window
 
     try:
+        check_device("cuda", {settings.name: wish}, VARIABLES["save"])
         return {"managed": undo.enter_context(open_window(pool, job, settings.window))}
-    except DriverError as error:
+    except (ConfigError, DriverError) as error:
         complain(_NOT_PAGED, error)
         return {}
 
@@ -61,7 +64,7 @@ def open_heap(pool: PoolTable, job: int, settings: JobSettings, framework: str, 
     """Return the process's heap, on the host with the window of a job that pages, if it is to page.
 
     Where that is left open a job pages whose framework has nothing to swap with. Its record then
-    says so.
+    says so, and as which published system it pages, if as one.
     """
     from zico.heap.build import Heap
     from zico.heap.layout import HEAP_RECORD
@@ -71,23 +74,30 @@ def open_heap(pool: PoolTable, job: int, settings: JobSettings, framework: str, 
     pages = wish.save == "page" or (wish.save == "auto" and framework not in SWAPPING)
     if pages and "timeline" not in of_device:
         try:
-            tiers = _tiers(pool, settings)
-            heap = Heap(pool, HEAP_RECORD, **parameters, tiers=tiers, paging=settings.paging)
+            paging = {**_case(wish.planner), **settings.paging}
+            tiers = _tiers(pool, settings, paging.pop("tier", _DEFAULT_TIERS))
+            heap = Heap(pool, HEAP_RECORD, **parameters, tiers=tiers, paging=paging)
         except ZicoError as error:
             complain(_NOT_PAGED, error)
         else:
-            pool.jobs[job]["save"] = SaveMode.PAGE
+            pool.jobs[job]["save"], pool.jobs[job]["planner"] = SaveMode.PAGE, wish.planner.encode()
             return heap
     return Heap(pool, HEAP_RECORD, **parameters)
 
 
-def _tiers(pool: PoolTable, settings: JobSettings) -> TierStack:
+def _case(system: str) -> Mapping[str, Any]:
+    """Return how a published system pages: parameters of ``PagedMemory``, and its tier, if it has one of its own."""
+    found: Mapping[str, Any] = part("saving.pagers", "PAGERS", f"--save {system}")[system] if system else {}
+    return found
+
+
+def _tiers(pool: PoolTable, settings: JobSettings, usual: str) -> TierStack:
     from zico.paging.pager import block_bytes_for
     from zico.tiers.destinations import parse_tiers
     from zico.tiers.stack import TierStack
 
     directory = settings.heap.get("spill_directory")
-    wishes = parse_tiers(settings.wish.tier or _DEFAULT_TIERS, directory)
+    wishes = parse_tiers(settings.wish.tier or usual, directory)
     return TierStack.create(wishes, block_bytes=block_bytes_for(pool.region_bytes), directory=directory)
 
 

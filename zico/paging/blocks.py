@@ -36,7 +36,7 @@ from zico.device.userfault import COPY_PROTECTED, USERFAULT
 from zico.paging.layout import INVALIDATE, NONE, PAGING, PIECES
 from zico.paging.needed_next import choose_empty, choose_victim
 from zico.paging.page_table import NO_TICKET, PAGE_TABLE, RECENT, State
-from zico.paging.residency import hold, note_arrival, note_cleaned, note_departure, note_written, release, renew
+from zico.paging.residency import hold, keep, note_arrival, note_cleaned, note_departure, note_written, release, renew
 from zico.pool import regions
 from zico.pool.layout import MEMBER, NOBODY, JobState, cap_of, header_of, job_at
 from zico.tiers import stores
@@ -412,6 +412,9 @@ def make_room(pager: PagerRecord, most: int, lives_fit: bool) -> bool:  # noqa: 
             victim = choose_victim(paging_of(pager))
         if victim == NONE and pager.n_recent > 0:  # there is less room than there was
             _let_leave(pager)
+            continue
+        if victim == NONE and paging_of(pager).kept_to > paging_of(pager).kept_from:
+            keep(paging_of(pager), 0, 0)  # until the next iteration
             continue
         if victim == NONE or tries == _MOST_TRIES:
             return False

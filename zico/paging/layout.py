@@ -54,6 +54,8 @@ BIRTHS = 512
 """That something comes to lie where nothing lay is learned as a fault is: it is written to next, fault or not."""
 PIECES = 1024
 """Who waits for a block goes on with the pieces of it that are there."""
+APART = 2048
+"""Temporaries lie in blocks of their own, which stay: fewer than half of what may be there. A GPU's do not."""
 ALL = DEEPUM | APPEND | SHORTER | FURTHEST | CLEAN | TUNE | WRITABLE | BIRTHS | PIECES
 
 LOOK_AGAIN = 16
@@ -171,6 +173,8 @@ class PagingRecord(Record):
     furthest: I8  # no resident block is due after
     next_due: I8  # when the block that was prefetched last is, 0: none waits
     pressed: I8  # the last instance in which a block had to go in which something lived, 0: none
+    kept_from: I8  # of these blocks none is a victim once it is there, whatever is expected (residency.keep)
+    kept_to: I8
     blocks_address: I8
     names_address: I8
     contexts_address: I8

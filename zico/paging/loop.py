@@ -61,7 +61,7 @@ from zico.paging.needed_next import (
     note_fault,
 )
 from zico.paging.page_table import LEAST, PAGER, RING, block_of, is_birth
-from zico.paging.residency import is_expected, note_active, note_inactive, release, was_written
+from zico.paging.residency import is_expected, keep, note_active, note_inactive, release, was_written
 from zico.paging.tuning import note_iteration, note_lost
 from zico.pool.layout import MEMBER, job_at
 
@@ -232,6 +232,7 @@ def take_in_events(pager: PagerRecord) -> bool:
         pager.came_bytes = table.in_bytes
         pager.went_bytes = table.out_bytes
         pager.needed = max(LEAST, table.most_live)
+        keep(paging, table.apart_from, min(table.apart_to, table.apart_from + ((frames(pager) - 1) >> 1)))
         table.most_live = table.live_slots  # the heap may undo this: then it is what the last iteration needed
         table.iteration = iteration
     return True

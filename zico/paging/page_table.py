@@ -90,6 +90,8 @@ class PageTable(Record):
     live_slots: I8  # slots in which something lives
     most_live: I8  # of them at once, since the pager has seen the iteration begin
     tier_blocks: I8  # that the tier has room for
+    apart_from: I8  # where temporaries alone lie, in blocks: those stay, fewer than half of what may be there
+    apart_to: I8  # the same: temporaries lie anywhere
     asked: I8  # regions that others were promised, ever
     asking: I8  # 1: the last of these are on their way
     holds: I4  # number of the fork that wants the pager to stand still, 0: none does

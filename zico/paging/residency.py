@@ -150,11 +150,12 @@ def _change(paging: PagingRecord, block: int, without: int, by: int) -> None:
 
 @compiled
 def note_arrival(paging: PagingRecord, block: int) -> None:
-    """Note that a block is there now, clean, and not held any more."""
+    """Note that a block is there now, clean, and not held any more, unless it is kept."""
+    held = HELD if is_kept(paging, block) else 0
     if block_at(paging, block).state & RESIDENT:
-        _change(paging, block, HELD, 0)
+        _change(paging, block, HELD, held)
     else:
-        _change(paging, block, HELD | DIRTY | WRITTEN, RESIDENT)
+        _change(paging, block, HELD | DIRTY | WRITTEN, RESIDENT | held)
 
 
 @compiled
@@ -163,7 +164,8 @@ def note_departure(paging: PagingRecord, block: int) -> None:
     state = block_at(paging, block).state
     if state & RESIDENT:
         was = WAS_WRITTEN if state & WRITTEN else 0
-        _change(paging, block, RESIDENT | DIRTY | WRITTEN | WAS_WRITTEN, was)
+        kept = HELD if is_kept(paging, block) else 0
+        _change(paging, block, RESIDENT | DIRTY | WRITTEN | WAS_WRITTEN | kept, was)
 
 
 @compiled
@@ -175,7 +177,28 @@ def hold(paging: PagingRecord, block: int) -> None:
 @compiled
 def release(paging: PagingRecord, block: int) -> None:
     """End a block's being held, as its arrival does."""
-    _change(paging, block, HELD, 0)
+    kept = block_at(paging, block).state & RESIDENT != 0 and is_kept(paging, block)
+    _change(paging, block, HELD, HELD if kept else 0)
+
+
+@inlined
+def is_kept(paging: PagingRecord, block: int) -> bool:
+    """Tell whether a block stays once it is there."""
+    return paging.kept_from <= block < paging.kept_to
+
+
+@compiled
+def keep(paging: PagingRecord, first: int, after: int) -> None:
+    """Let those of some blocks that are there be no victims, and from now on also those that come; no others.
+
+    Somebody else may still choose one of them in which nothing lives (``choose_empty``).
+    """
+    before_from, before_to = paging.kept_from, paging.kept_to
+    paging.kept_from, paging.kept_to = first, after
+    for block in range(before_from, before_to):
+        release(paging, block)
+    for block in range(first, after):
+        release(paging, block)
 
 
 @compiled

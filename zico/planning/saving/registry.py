@@ -51,6 +51,10 @@ REDUCING = {"gist-fp16": "fp16", "gist-fp10": "fp10", "gist-fp8": "fp8"}
 _IN_PARTS = {"flow", "portfolio"}
 JOB_PLANNERS = (LONGEST, *(name for name in (*SAVE_PLANNERS, *SWAP_PLANNERS) if name not in _IN_PARTS), *REDUCING)
 """Those that jobs can follow: they move whole tensors."""
+PAGERS = ("deepum", "sentinel", "oc-dnn", "dragon")
+"""Published systems that page, in ``zico.lab.saving.pagers``: jobs on the host can page as they do."""
+OF_FILES = "dragon"
+"""Of these the one whose pages are those of files."""
 DEVICE_PLANNERS = tuple(name for name in JOB_PLANNERS if name not in {"gist", *REDUCING})
 """Those that jobs on a GPU can follow: they move tensors as they are, or make them again by rules."""
 
