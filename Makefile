@@ -223,7 +223,7 @@ bench-swap: setup ## Compare swap planners (15 minutes)
 bench-swap-host: setup ## Train a job that swaps (8 minutes)
 	$(BIN)/python benchmarks/swap_host.py
 
-bench-save-planners: setup ## Train jobs with less memory by each planner (15 minutes a round)
+bench-save-planners: setup ## Train jobs with less memory by each planner (half an hour a round)
 	$(BIN)/python benchmarks/save_planners.py
 
 bench-save-nets: setup ## Plan published nets with less memory by each planner (40 minutes)
@@ -241,14 +241,14 @@ bench-batch-factors: setup ## Find the largest batches on papers' cards by their
 bench-paging: setup ## Simulate learned paging on a GPU beside published figures (half an hour)
 	$(BIN)/python benchmarks/paging.py
 
-bench-paging-rivals: setup ## Simulate what OC-DNN and Sentinel decide beside learned paging (10 minutes)
+bench-paging-rivals: setup ## Simulate DeepUM's rivals beside learned paging (half an hour)
 	$(BIN)/python benchmarks/paging.py --only rivals
 
 bench-page-host: setup ## Train jobs that page (half an hour)
 	$(BIN)/python benchmarks/page_host.py
 	$(BIN)/python benchmarks/page_host.py --example lm
 
-bench-page-host-rivals: setup ## Train a job that pages as other systems decide (half an hour)
+bench-page-host-rivals: setup ## Train a job that pages as published systems do (half an hour)
 	$(BIN)/python benchmarks/page_host.py --rivals
 
 bench-saving: setup ## Simulate pairs that save memory on a GPU (10 minutes)
@@ -275,6 +275,7 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/agreement.py --form paced --smoke
 	$(BIN)/python benchmarks/page_host.py --example lm --smoke
 	$(BIN)/python benchmarks/page_host.py --rivals --smoke
+	$(BIN)/python benchmarks/paging.py --only rivals --smoke
 	$(BIN)/python benchmarks/compare_commits.py --smoke
 	$(BIN)/python benchmarks/compare_pairs.py --smoke
 

@@ -3,12 +3,14 @@
 The zoo's training steps on a model of a V100 whose memory is a share of their peak: on demand, with
 DeepUM's parts one after another, with ours, and beside swapping on demand (LMS) and by a fixed rule
 (vDNN). Then the chain's length, the tables' sizes, what names an execution, and what a fault costs,
-each alone.
+each alone. ``--only rivals`` puts DeepUM's six rivals and OC-DNN beside it: those that page by the
+pager's tables, the planners by the judge of their plans.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,12 +19,20 @@ import common
 import numpy as np
 
 from zico.base.units import KIB
-from zico.lab.packing.caching import reserved_by_caching
+from zico.lab.packing.caching import reserved_apart, reserved_by_caching
+from zico.lab.saving.files import swap_iteration
+from zico.lab.saving.graphs import graph_of
+from zico.lab.saving.judge import judge
 from zico.lab.simulator.lms_vdnn import lms, tensors_of, vdnn
 from zico.lab.simulator.paging_simulation import Device, Paging
 from zico.lab.simulator.paging_workload import Naming, Workload, workload
-from zico.paging.layout import ALL, DEEPUM, DEGREE, PREEVICT, PREFETCH, TUNE, Sizes
+from zico.lab.simulator.points import LATENCY_NS
+from zico.paging.layout import ALL, APART, BLOCK_BYTES, DEEPUM, DEGREE, PREEVICT, PREFETCH, TUNE, Sizes
 from zico.planning.packing.from_trace import iteration_problem
+from zico.planning.packing.problem import NoPlan
+from zico.planning.saving.clock import by_processor_time
+from zico.planning.saving.problem import Link
+from zico.planning.saving.registry import save_planner
 
 if TYPE_CHECKING:
     import argparse
@@ -30,10 +40,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zico.lab.simulator.lms_vdnn import Tensors
+    from zico.planning.saving.problem import SwapProblem
     from zico.trace.events import Trace
 
 QUESTION = "What does paging with learned prefetch bring on a GPU, by the simulator, beside what was published?"
-RIVALS = "What do the decisions of OC-DNN and Sentinel bring on a GPU, as cases of the pager's tables? (simulated)"
+RIVALS = "How much faster than paging on demand are DeepUM, its rivals and ours on a GPU? (simulated)"
 DEVICE = "v100-32gb"
 SHARES = (0.8, 0.7, 0.6, 0.5)
 SWEPT = 0.6
@@ -57,6 +68,26 @@ LAYERS = (1, 4)
 """Executions that OC-DNN's advice looks ahead: an operation, and about as many as a convolution's layer has."""
 INTERVALS = (4, 8, 16, 32, 64)
 """Executions of an interval of Sentinel's, of which trials choose."""
+PLANNERS = {"AutoTM": "autotm", "SwapAdvisor": "swapadvisor", "Capuchin": "capuchin"}
+"""Rivals whose plans a judge replays, by the names of ``--save``."""
+PLAN_S = 10.0
+"""Processor time for a plan."""
+RIVALS_PUBLISHED = {
+    "on demand": "1",
+    "LMS": "2.8",
+    "vDNN": "2.0",
+    "AutoTM": "3.6",
+    "SwapAdvisor": "2.0",
+    "Capuchin": "3.9",
+    "Sentinel": "4.6",
+    "DeepUM": "4.5",
+    "OC-DNN": "up to 1.9",
+}
+"""Times faster than unified memory on demand. Source: DeepUM's figure 13, read off, geometric means over four nets in
+16 GB; LMS: its figure 9, 3.06 over 1.11, other nets in 32 GB. DeepUM took all but LMS from Sentinel's paper. OC-DNN:
+its own paper."""
+NEAREST = ("ResNet-110", "BERT-base", "DCGAN", "MobileNetV2")
+"""Of the zoo, to the nets of that figure: ResNet-200 on CIFAR, BERT-large, DCGAN and MobileNet."""
 DEGREES = (8, 16, 32, 64, 128, 256)
 TABLES: tuple[dict[str, int], ...] = (
     *({"rows": rows} for rows in (128, 512, 2048, 8192)),
@@ -79,6 +110,10 @@ class Case:
     peak_bytes: int
     tensors: Tensors
     works: dict[Naming, Workload]
+    apart: tuple[Workload, range]
+    """The same with temporaries in blocks of their own, and these blocks."""
+    problem: SwapProblem
+    """The same for planners."""
 
 
 def case_of(name: str, trace: Trace) -> Case:
@@ -87,7 +122,11 @@ def case_of(name: str, trace: Trace) -> Case:
     parts = (trace, found.life, found.iterations, found.iteration)
     offsets = reserved_by_caching(found.problem).offset_bytes
     works = {naming: workload(*parts, offsets, naming) for naming in Naming}
-    return Case(name, found.problem.peak_live_bytes, tensors_of(*parts), works)
+    offsets, temporaries = reserved_apart(found.problem, found.classes, BLOCK_BYTES)
+    apart = workload(*parts, offsets, Naming.ARGUMENTS), temporaries
+    link = Link(Device.copy_bytes_per_s, LATENCY_NS)
+    problem = swap_iteration(trace, out=link, back=link).problem
+    return Case(name, found.problem.peak_live_bytes, tensors_of(*parts), works, apart, problem)
 
 
 # -- measuring -------------------------------------------------------------------------------------
@@ -105,9 +144,9 @@ def measure(
     **told: Any,  # noqa: ANN401 - of Device
 ) -> dict[str, Any]:
     """Simulate iterations; return the last one's figures, and all iterations' blocks that were missing."""
-    work = case.works[naming]
+    work, kept = case.apart if flags & APART else (case.works[naming], range(0))
     sizes = Sizes(work.n_blocks, executions=int(work.name.max()) + 1, **(tables or {}))
-    paging = Paging(work, Device(int(case.peak_bytes * share), **told), flags, degree, sizes)
+    paging = Paging(work, Device(int(case.peak_bytes * share), **told), flags, degree, sizes, kept)
     began_s = time.process_time()
     runs = [paging.iterate() for _ in range(iterations)]
     figures = dataclasses.asdict(runs[-1])
@@ -123,7 +162,12 @@ def ablation(case: Case, share: float) -> dict[str, Any]:
     """Measure DeepUM's parts, ours and the baselines."""
     row: dict[str, Any] = {name: measure(case, share, flags) for name, flags in PARTS.items()}
     row[OURS] = measure(case, share, ALL, iterations=TUNED_ITERATIONS, keeps_copies=1)
-    copy = Device(int(case.peak_bytes * share)).copy_bytes_per_s
+    return row | swapping(case, share)
+
+
+def swapping(case: Case, share: float) -> dict[str, Any]:
+    """Measure LMS and vDNN's two rules; ``None``, or ``fits`` is false: it cannot run."""
+    row, copy = dict[str, Any](), Device.copy_bytes_per_s
     swapped = lms(case.tensors, int(case.peak_bytes * share), copy)
     row["LMS"] = None if swapped is None else dataclasses.asdict(swapped)
     for name, layers in (("vDNN all", ""), ("vDNN conv", "convolution")):
@@ -134,39 +178,81 @@ def ablation(case: Case, share: float) -> dict[str, Any]:
 
 
 def rivals(case: Case, share: float) -> dict[str, Any]:
-    """Measure what OC-DNN and Sentinel decide, as cases of the tables, beside the parts and ours.
+    """Measure DeepUM, its six rivals, OC-DNN and ours; ``None``: it cannot run in so little memory.
 
     OC-DNN asks for what the next layer uses and gives away what the last one used: a short degree.
-    Sentinel moves for the next interval of layers, and trials choose how long one is; short-lived
-    tensors cost it no moves, as dead blocks cost none here.
+    Sentinel moves for the next interval of layers, and trials choose how long one is. Its
+    temporaries lie in blocks of their own, which stay.
     """
-    row: dict[str, Any] = {name: measure(case, share, PARTS[name]) for name in ("on demand", "+ invalidate")}
-    for layers in LAYERS:
-        row[f"OC-DNN, {layers} ahead"] = measure(case, share, PREFETCH | PREEVICT, degree=layers)
-    trials = [measure(case, share, DEEPUM, degree=interval) for interval in INTERVALS]
-    row["Sentinel"] = min(trials, key=lambda trial: trial["time_ns"])
+    row: dict[str, Any] = {"on demand": measure(case, share, 0)}
+    swapped = swapping(case, share)
+    row["LMS"] = swapped["LMS"]
+    rules = [swapped[name] for name in ("vDNN all", "vDNN conv") if swapped[name]["fits"]]
+    row["vDNN"] = _fastest(rules) if rules else None
+    row |= {name: planned(case, share, planner) for name, planner in PLANNERS.items()}
+    for name, flags in (("Sentinel, no placement", DEEPUM), ("Sentinel", DEEPUM | APART)):
+        row[name] = _fastest([measure(case, share, flags, degree=interval) for interval in INTERVALS])
+    row["DeepUM"] = measure(case, share, DEEPUM)
+    row["OC-DNN"] = _fastest([measure(case, share, PREFETCH | PREEVICT, degree=layers) for layers in LAYERS])
     row[OURS] = measure(case, share, ALL, iterations=TUNED_ITERATIONS, keeps_copies=1)
     return row
 
 
+def _fastest(trials: list[dict[str, Any]]) -> dict[str, Any]:
+    return min(trials, key=lambda trial: trial["time_ns"])
+
+
+def planned(case: Case, share: float, planner: str) -> dict[str, Any] | None:
+    """Return what an iteration takes by a planner's plan, as the judge replays it; ``None``: there is no good one."""
+    problem = dataclasses.replace(case.problem, limit_bytes=int(case.peak_bytes * share))
+    graph = graph_of(problem)
+    with by_processor_time():
+        plan = save_planner(planner).plan(problem, graph, PLAN_S)
+    if isinstance(plan, NoPlan):
+        return None
+    found, _ = judge(problem, graph, plan)
+    time_ns = case.tensors.compute_ns + round(found.overhead * problem.period_ns)
+    return {"time_ns": time_ns, "moved_bytes": found.moved_bytes} if found.is_good else None
+
+
 def rivals_text(result: dict[str, Any]) -> str:
-    """Return what they need over computing alone, mean over models, and over paging on demand."""
+    """Return what they need over computing alone, and how much faster than paging on demand they are."""
     parts = []
     for share, found in result["rivals"].items():
         ways = list(next(iter(found.values())))
         rows = [
-            [name, *(f"{row[way]['time_ns'] / row[way]['compute_ns']:.2f}" for way in ways)]
-            for name, row in found.items()
+            [name, *(_ratio(row[way], row["on demand"]["compute_ns"]) for way in ways)] for name, row in found.items()
         ]
-        rows.append(["mean", *(f"{_over_computing([row[way] for row in found.values()]):.2f}" for way in ways)])
-        faster = [
-            statistics.geometric_mean(row["on demand"]["time_ns"] / row[way]["time_ns"] for row in found.values())
-            for way in ways
-        ]
-        rows.append(["on demand / it, geometric mean", *(f"{ratio:.2f}" for ratio in faster)])
+        nearest = [row for name, row in found.items() if name in NEAREST]
+        rows.append(["times faster than on demand", *(_faster(list(found.values()), way) for way in ways)])
+        rows.append(["the same, nets like DeepUM's", *(_faster(nearest, way) for way in ways)])
+        rows.append(["published", *(RIVALS_PUBLISHED.get(way, "") for way in ways)])
         parts.append(f"Time over computing alone, memory {share} of the peak:\n")
         parts.append(common.table(("", *ways), rows))
-    return "\n".join(parts)
+    return "\n".join(parts) + _RIVALS_NOTE
+
+
+_RIVALS_NOTE = """
+`-`: it has no plan, or its rule does not fit. Geometric means are over the nets that it runs, `of` how many if not all.
+Nets like DeepUM's are ResNet-110, BERT-base, DCGAN and MobileNetV2. Published are geometric means over four nets of its
+figure 13, LMS over those of figure 9; OC-DNN's is of its own paper.
+
+Planners, LMS and vDNN count bytes of tensors, and paging also counts fragments of blocks, which flatters the former. A
+planner's iteration has no faults. OC-DNN is the faster of an operation and four ahead.
+"""
+
+
+def _ratio(one: dict[str, Any] | None, compute_ns: int) -> str:
+    return "-" if one is None else f"{one['time_ns'] / compute_ns:.2f}"
+
+
+def _faster(rows: list[dict[str, Any]], way: str) -> str:
+    """Return how much faster than paging on demand a way is: a geometric mean over the nets that it runs."""
+    ratios = [row["on demand"]["time_ns"] / row[way]["time_ns"] for row in rows if row[way] is not None]
+    if not ratios:
+        return "-"
+    mean = f"{statistics.geometric_mean(ratios):.2f}"
+    return mean if len(ratios) == len(rows) else f"{mean} ({len(ratios)} of {len(rows)})"
 
 
 def sweeps(case: Case) -> dict[str, Any]:
@@ -342,13 +428,20 @@ def cases_of(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def compare_rivals(options: argparse.Namespace) -> None:
-    """Measure rivals, print and write."""
-    result = common.document("paging-rivals", RIVALS, {"device": DEVICE, "iterations": ITERATIONS})
+    """Measure rivals, print and write; with ``--model``, what others stand in the results of this commit stay."""
+    settings = {"device": DEVICE, "iterations": ITERATIONS, "plan_s": PLAN_S, "published": RIVALS_PUBLISHED}
+    result = common.document("paging-rivals", RIVALS, settings)
     result["rivals"] = {str(share): {} for share in RIVAL_SHARES}
+    directory = common.output_directory(options)
+    known = directory / "paging-rivals.json" if directory is not None else None
+    if options.model and known is not None and known.exists():
+        before = json.loads(known.read_text())
+        if before["commit"] == result["commit"]:
+            result["rivals"] = before["rivals"]
     for case in cases_of(options):
         for share in RIVAL_SHARES:
             result["rivals"][str(share)][case.name] = rivals(case, share)
-    common.write(result, rivals_text(result), common.output_directory(options))
+        common.write(result, rivals_text(result), directory)
 
 
 def main() -> None:

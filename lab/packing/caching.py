@@ -23,9 +23,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.base.compiled import compiled
+from zico.planning.packing.problem import Problem
+from zico.trace.classes import TensorClass
 
 if TYPE_CHECKING:
-    from zico.planning.packing.problem import Int64s, Problem
+    from numpy.typing import NDArray
+
+    from zico.planning.packing.problem import Int64s
 
 _MIN_BLOCK = 512  # kMinBlockSize
 _SMALL = 1 << 20  # kSmallSize: the largest request that goes to the pool of small blocks
@@ -57,6 +61,28 @@ def reserved_by_caching(problem: Problem) -> Reserved:
     offsets = np.empty(n, np.int64)
     reserved_bytes, n_segments = replay(events, requests, np.empty((2 * n + 1, _COLUMNS), np.int64), offsets)
     return Reserved(reserved_bytes, n_segments, offsets)
+
+
+def reserved_apart(problem: Problem, classes: NDArray[np.int8], block_bytes: int) -> tuple[Int64s, range]:
+    """Let tensors of each class be allocated from segments of their own, as Sentinel keeps pages of one kind.
+
+    Args:
+        problem: The tensors.
+        classes: Each one's ``zico.trace.classes.TensorClass``; feature and gradient maps count as
+            one.
+        block_bytes: No two classes share a block of so many bytes.
+
+    Returns:
+        Each tensor's offset, and the blocks in which temporaries lie.
+    """
+    offsets, begin, block = np.empty(len(problem), np.int64), 0, 0
+    maps = (TensorClass.FEATURE_MAP, TensorClass.GRADIENT_MAP)
+    for some in ((TensorClass.PERSISTENT,), maps, (TensorClass.TEMPORARY,)):
+        rows, block = np.flatnonzero(np.isin(classes, some)), begin // block_bytes
+        found = reserved_by_caching(Problem(problem.lower[rows], problem.upper[rows], problem.size_bytes[rows]))
+        offsets[rows] = begin + found.offset_bytes
+        begin += -(-found.reserved_bytes // block_bytes) * block_bytes
+    return offsets, range(block, begin // block_bytes)
 
 
 # -- compiled; blocks are sorted by offset ---------------------------------------------------------

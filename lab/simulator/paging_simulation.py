@@ -61,6 +61,7 @@ from zico.paging.residency import (
     block_at,
     hold,
     is_expected,
+    keep,
     note_active,
     note_arrival,
     note_cleaned,
@@ -397,7 +398,13 @@ class Paging:
     """One job on one device, iteration after iteration."""
 
     def __init__(
-        self, work: Workload, device: Device, flags: int, degree: int = DEGREE, sizes: Sizes | None = None
+        self,
+        work: Workload,
+        device: Device,
+        flags: int,
+        degree: int = DEGREE,
+        sizes: Sizes | None = None,
+        kept: range = range(0),
     ) -> None:
         """Begin with what lives when an iteration begins in the next tier.
 
@@ -407,6 +414,7 @@ class Paging:
             flags: The parts of ``zico.paging.layout`` that are on; 0: paging on demand.
             degree: Executions that prefetching is ahead.
             sizes: Of the tables; by default as published.
+            kept: Blocks that stay once they are there: the first ones, fewer than half of the memory has room for.
         """
         self._work = work
         sizes = sizes or Sizes(work.n_blocks, executions=int(work.name.max()) + 1)
@@ -427,6 +435,7 @@ class Paging:
         copy_ns = round(BLOCK_BYTES / device.copy_bytes_per_s * _NS)
         self._machine["in_block_ns"] = self._machine["out_block_ns"] = copy_ns
         self._machine["keeps_copies"] = device.keeps_copies
+        keep(self._paging, kept.start, min(kept.stop, kept.start + (int(self._machine["capacity"]) - 1) // 2))
         for block in np.flatnonzero(~work.active):
             note_inactive(self._paging, int(block))
 

@@ -90,6 +90,16 @@ def test_prefetching_hides_what_fits_beside_computing() -> None:
     assert lost[PREFETCH | PREEVICT] == lost[ALL] == 0
 
 
+def test_what_is_kept_leaves_in_no_iteration() -> None:
+    """A loop over six blocks in five misses all of them on demand, and none of two that are kept."""
+    work = job([[block] for block in range(6)])
+    for kept, faults in ((range(0), 6), (range(2, 4), 4), (range(2, 6), 4)):
+        paging = Paging(work, device(5), 0, kept=kept)
+        paging.iterate()
+        assert paging.iterate().faults == faults
+        assert paging.resident()[kept[:2]].all()
+
+
 def test_what_nothing_lives_in_is_dropped() -> None:
     """Temporary blocks cost no copy where inactive ones are dropped, and one each way where they are not."""
     work = job([[0, 4], [1, 5], [2, 6], [3, 7]], temporary=4)

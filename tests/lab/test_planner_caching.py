@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zico.base.units import KIB, MIB
-from zico.lab.packing.caching import reserved_by_caching
+from zico.lab.packing.caching import reserved_apart, reserved_by_caching
 from zico.planning.packing.judge import judge
 from zico.planning.packing.problem import Plan, Problem
+from zico.trace.classes import TensorClass
 
 
 def problem_of(*tensors: tuple[int, int, int]) -> Problem:
@@ -48,6 +49,23 @@ def test_small_blocks_share_a_segment_and_large_ones_do_not_use_it() -> None:
     assert reserved_bytes(*[(0, 1, 1)] * 4096) == 2 * MIB
     assert reserved_bytes(*[(0, 1, 1)] * 4097) == 4 * MIB
     assert reserved_bytes((0, 1, 1), (1, 2, MIB + 1)) == 22 * MIB
+
+
+def test_classes_of_tensors_share_no_block() -> None:
+    """Weights, maps and temporaries each have segments of their own, of whole blocks; temporaries come last."""
+    problem = problem_of((0, 9, 1), (0, 8, MIB), (1, 8, MIB), (2, 3, 512), (4, 5, 512), (6, 9, 3 * MIB))
+    kinds = (
+        TensorClass.PERSISTENT,
+        TensorClass.FEATURE_MAP,
+        TensorClass.GRADIENT_MAP,
+        TensorClass.TEMPORARY,
+        TensorClass.TEMPORARY,
+        TensorClass.TEMPORARY,
+    )
+    offsets, temporaries = reserved_apart(problem, np.array(kinds, np.int8), 2 * MIB)
+    assert offsets.tolist() == [0, 2 * MIB, 3 * MIB, 4 * MIB, 4 * MIB, 6 * MIB]
+    assert temporaries == range(2, 13)
+    assert reserved_apart(problem_of((0, 1, 1)), np.array(kinds[:1], np.int8), 2 * MIB)[1] == range(1, 1)
 
 
 def test_a_large_block_is_split_only_if_more_than_a_mebibyte_remains() -> None:
