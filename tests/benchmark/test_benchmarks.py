@@ -235,9 +235,10 @@ def test_batch_factors_smoke_finds_larger_batches(tmp_path: Path) -> None:
 
 
 def test_save_planners_smoke_compares_losses(tmp_path: Path) -> None:
-    """A smoke run of save_planners.py trains by two planners with the losses of the job alone; one drops tensors."""
+    """A smoke run of save_planners.py has the losses of the job alone by each name; one drops tensors, one pages."""
     done = run_script("save_planners.py", "--smoke", "-o", str(tmp_path))
     assert done.returncode == 0, done.stderr
     (job,) = json.loads((tmp_path / "save_planners.json").read_text())["jobs"]
-    assert [row["planner"] for row in job["rows"]] == ["swdoa", "echo"]
+    assert [row["planner"] for row in job["rows"]] == ["swdoa", "echo", "sentinel"]
     assert job["rows"][1]["rounds"][0]["dropped_bytes"] > 0
+    assert job["rows"][2]["rounds"][0]["saving"]["planner"] == "sentinel"
