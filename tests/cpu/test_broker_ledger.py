@@ -121,6 +121,17 @@ def test_a_view_tells_how_long_a_job_is_in_its_bin(need_since_ns: int, in_bin_ns
     assert pool_view(header, jobs, 200, ProfileCache()).job(0).in_bin_ns == in_bin_ns
 
 
+@pytest.mark.parametrize("word", [-(2**31), -1, 2**31 - 1])
+def test_a_view_trusts_no_word_of_a_curve(word: int) -> None:
+    """Whatever a job has left in its curves, the broker gets a time that a message can carry."""
+    header, jobs = empty_table()
+    set_fields(jobs[0], state=JobState.RUNNING, profiled=1, progress=word << 32, started_ns=word << 32)
+    set_fields(jobs[0]["profile"], shift=word, n_bins=3, n_events=10, duration_ns=99)
+    set_fields(jobs[0]["current"], shift=word, n_bins=word)
+    jobs[0]["current"]["t_ns"][:] = word << 32
+    assert 0 <= pool_view(header, jobs, 200, ProfileCache()).job(0).in_bin_ns <= m.MAX_COUNT
+
+
 def test_what_is_lent_between_iterations_is_not_kept() -> None:
     """Those that swap, and all of a crowded pool: held inside, free at the boundary, until they have evicted all."""
     header, jobs = empty_table()

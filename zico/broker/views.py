@@ -23,6 +23,7 @@ Record = npt.NDArray[np.void]
 
 _AS_IT_IS = ("persistent", "progress", "iteration", "started_ns", "need", "limit")
 """Of a job's record, under the same names in what a policy sees."""
+_MOST_SHIFT = 62  # of a word
 _DEBT = tuple(field.name for field in dataclasses.fields(rules.Debt))
 
 
@@ -125,13 +126,17 @@ def job_view(job: int, record: Any, debt: Any, now_ns: int, profiles: ProfileCac
 
 
 def _in_bin_ns(record: Any, profile: Profile, now_ns: int) -> int:  # noqa: ANN401 - a numpy record
-    """Return for how long the job has been in the bin of its profile, by the curve of the iteration that goes on."""
+    """Return for how long the job has been in the bin of its profile, by the curve of the iteration that goes on.
+
+    A job writes these words itself, so none of them is trusted.
+    """
     current = record["current"]
-    begin = min(int(record["progress"]) >> profile.shift, len(profile.t_ns) - 1) << profile.shift
-    n_bins = int(current["n_bins"])
-    entered_ns = int(current["t_ns"][min(begin >> int(current["shift"]), n_bins - 1)]) if n_bins else 0
+    shift, own_shift = (min(count_of(each), _MOST_SHIFT) for each in (profile.shift, current["shift"]))
+    begin = min(count_of(record["progress"]) >> shift, len(profile.t_ns) - 1) << shift
+    last = min(count_of(current["n_bins"]), len(current["t_ns"])) - 1
+    entered_ns = int(current["t_ns"][min(begin >> own_shift, last)]) if last >= 0 else 0
     until_ns = int(record["need_since_ns"]) or now_ns
-    return max(0, until_ns - int(record["started_ns"]) - int(record["iteration_waited_ns"]) - entered_ns)
+    return count_of(until_ns - int(record["started_ns"]) - int(record["iteration_waited_ns"]) - entered_ns)
 
 
 def _debt_of(record: Any) -> dict[str, Any]:  # noqa: ANN401 - a numpy record

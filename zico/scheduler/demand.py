@@ -77,7 +77,7 @@ def position_ns(job: SnapshotJob) -> int:
     profile = profile_at(job)
     now_in = min(job.progress >> profile.shift, profile.n_bins - 1)
     begin_ns = profile.t_ns[now_in]
-    return min(begin_ns + job.in_bin_ns, bin_ends_ns(profile, now_in))
+    return begin_ns + min(job.in_bin_ns, bin_ends_ns(profile, now_in) - begin_ns)
 
 
 @inlined
