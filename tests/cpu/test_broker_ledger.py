@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import time
 import tracemalloc
@@ -304,7 +305,7 @@ def test_a_broker_without_a_record_does_not_grow_with_the_jobs_that_have_left() 
     ledger = new_ledger(is_recorded=False)
     header, jobs = empty_table()
     stays = join(ledger, 1, "stays")
-    taken = []
+    taken = {}
     tracemalloc.start()
     for number in range(300):
         member = join(ledger, 0, f"job {number}")
@@ -317,9 +318,11 @@ def test_a_broker_without_a_record_does_not_grow_with_the_jobs_that_have_left() 
             ledger.observe(header, jobs.copy(), 0, now_ns)
         ledger.depart(launcher, now_ns)
         ledger.depart(member, now_ns)
-        taken.append(tracemalloc.get_traced_memory()[0])
+        if number in (99, 299):
+            gc.collect()  # garbage in cycles is not growth
+            taken[number] = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert taken[-1] < taken[100] + 16 * 1024
+    assert taken[299] < taken[99] + 200 * 160, "a job that is kept takes some 2,000 bytes"
     report = ledger.report(now_ns)
     names = [job.name for job in report.jobs]
     assert (len(names), report.jobs_left_out, names[0], names[-1]) == (m.MAX_REPORTED_JOBS, 237, "job 236", "job 299")
