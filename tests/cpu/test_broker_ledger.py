@@ -411,13 +411,25 @@ def test_the_record_tells_whom_each_wait_was_for() -> None:
     set_fields(jobs[0], boundary_since_ns=0, started_ns=BEGAN_NS + 2 * S, waits_for=0)
     set_fields(jobs[0], state=JobState.RUNNING, need=1, need_since_ns=BEGAN_NS + 3 * S)
     ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 3 * S)
-    set_fields(jobs[0], need_since_ns=BEGAN_NS + 4 * S, waits_for=1 << second.job)
+    set_fields(jobs[0], need_since_ns=BEGAN_NS + 4 * S, need_waited_ns=S, waits_for=1 << second.job)
     ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 6 * S)
-    set_fields(jobs[0], need_since_ns=BEGAN_NS + 6 * S + 1, waits_for=0)
+    set_fields(jobs[0], need_since_ns=BEGAN_NS + 6 * S + 1, need_waited_ns=3 * S, waits_for=0)
     ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 7 * S)
     got = ledger.arrays(BEGAN_NS + 8 * S)
     assert got["wait_t_s"].round(3).tolist() == [[1.0, 2.0], [3.0, 4.0], [4.0, 6.0], [6.0, 8.0]]
     assert (got["blocker_wait"].tolist(), got["blocker_job"].tolist()) == ([0, 0, 2], [1, 2, 2])
+
+
+def test_a_wait_inside_ends_when_the_job_says_and_not_when_it_is_looked_at() -> None:
+    """A look a second after a wait of a tenth does not make it a second."""
+    ledger = new_ledger()
+    header, jobs = empty_table()
+    join(ledger, 0, "a")
+    set_fields(jobs[0], state=JobState.RUNNING, need=1, need_since_ns=BEGAN_NS + S, need_waited_ns=7 * S)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + S)
+    set_fields(jobs[0], need=0, need_since_ns=0, need_waited_ns=7 * S + S // 10)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 2 * S)
+    assert ledger.arrays(BEGAN_NS + 2 * S)["wait_t_s"].round(3).tolist() == [[1.0, 1.1]]
 
 
 def test_the_record_has_the_profiles_of_jobs_that_have_one() -> None:

@@ -11,6 +11,7 @@ import msgspec
 from zico.broker.notes import NamedJob
 from zico.broker.protocol.messages import Share, WaitKind
 from zico.broker.spending import Spending
+from zico.broker.views import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,7 +85,7 @@ class Marks:
             since_ns = int(after[field])
             begin_ns = member.open_waits.get(kind, 0)
             if begin_ns and begin_ns != since_ns:
-                self.add_wait(member, kind, begin_ns, _wait_end_ns(kind, begin_ns, after, now_ns))
+                self.add_wait(member, kind, begin_ns, _wait_end_ns(kind, begin_ns, member.record, after, now_ns))
                 del member.open_waits[kind]
                 member.blockers.pop(kind, None)
             if since_ns:
@@ -98,12 +99,14 @@ class Marks:
         member.blockers.clear()
 
 
-def _wait_end_ns(kind: WaitKind, begin_ns: int, after: Any, now_ns: int) -> int:  # noqa: ANN401 - a record
-    """Return when a wait ended: as the table tells at a boundary, in an allocation by this look.
+def _wait_end_ns(kind: WaitKind, begin_ns: int, before: Any, after: Any, now_ns: int) -> int:  # noqa: ANN401 - records
+    """Return when a wait ended, by what the table tells: a look may be a tenth of a second late.
 
-    An allocation's wait ends where the next one begins, if one has.
+    A wait in an allocation lasted no longer than what the job has waited since the look before, and
+    ended where the next one begins, if one has.
     """
-    started_ns = int(after["started_ns"])
-    if kind is WaitKind.BOUNDARY and started_ns >= begin_ns:
-        return started_ns
-    return int(after[_SINCE_FIELDS[kind]]) or now_ns
+    if kind is WaitKind.BOUNDARY:
+        started_ns = int(after["started_ns"])
+        return started_ns if started_ns >= begin_ns else int(after["boundary_since_ns"]) or now_ns
+    waited_ns = count_of(after["need_waited_ns"]) - count_of(before["need_waited_ns"])
+    return min(int(after["need_since_ns"]) or now_ns, begin_ns + max(0, waited_ns))
