@@ -102,7 +102,7 @@ class Marks:
 def _wait_end_ns(kind: WaitKind, begin_ns: int, before: Any, after: Any, now_ns: int) -> int:  # noqa: ANN401 - records
     """Return when a wait ended, by what the table tells: a look may be a tenth of a second late.
 
-    A wait in an allocation lasted no longer than what the job has waited since the look before, and
+    A wait in an allocation lasted no longer than what the job has waited since the look before. It
     ended where the next one begins, if one has.
     """
     if kind is WaitKind.BOUNDARY:
