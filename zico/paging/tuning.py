@@ -3,9 +3,9 @@
 Theory of operation
     What faults cost an iteration is compared between degrees a factor of two apart, four iterations
     each, of which the best one counts. In the first ones of a degree, blocks are still where the
-    last degree left them. The tuning goes on in a direction while that helps by a fiftieth. It
-    tries the other one once if the first did not help, and then keeps the best for 64 iterations. A
-    trial costs faults, so none begins where less than a hundredth of the time is lost::
+    last degree left them. The tuning goes on in a direction while that helps. It tries the other
+    one once if the first did not help, and then keeps the best for 64 iterations. A trial may cost
+    what an iteration takes, so none begins where less than that is lost in 64::
 
         32 -> 64 worse -> 16 better -> 8 worse -> 16 for 64 iterations -> 32 ...
 
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 
 LEAST_DEGREE = 8
 """Source: the least that DeepUM's authors tried."""
-_WARM_UP = 4  # iterations in which tables fill
-_TRIAL = 4
+_TRIAL = 4  # iterations in which tables fill, at first as with another degree
 _REST = 16 * _TRIAL  # so that few iterations are trials
-_GAIN = 50  # better by a 50th
-_WORTH = 100  # of an iteration's time: what is lost in less is not worth a trial
 
 
 @compiled
@@ -49,7 +46,7 @@ def note_iteration(paging: PagingRecord, took_ns: int) -> None:
         return
     paging.trial += 1
     if paging.direction == 0:  # nothing is tried
-        rest = _WARM_UP if paging.best_degree == 0 else _REST
+        rest = _TRIAL if paging.best_degree == 0 else _REST
         if paging.trial >= rest and _is_worth_a_trial(lost_ns, took_ns):
             paging.best_degree = paging.degree
             paging.best_ns = lost_ns
@@ -62,15 +59,14 @@ def note_iteration(paging: PagingRecord, took_ns: int) -> None:
 
 @inlined
 def _is_worth_a_trial(lost_ns: int, took_ns: int) -> bool:
-    return bool(lost_ns > 0 and _WORTH * lost_ns >= took_ns)
+    return bool(lost_ns > 0 and _REST * lost_ns >= took_ns)
 
 
 @compiled
 def _conclude(paging: PagingRecord, took_ns: int) -> None:
     """Go on, turn back or rest, as the trial of a degree went."""
     direction = paging.direction
-    better = _GAIN * (paging.best_ns - paging.trial_ns) > paging.best_ns
-    if better:
+    if paging.trial_ns < paging.best_ns:
         paging.best_degree = paging.degree
         paging.best_ns = paging.trial_ns
         paging.turned = 1
