@@ -21,6 +21,7 @@ from zico.scheduler.demand import job_at, position_ns, profile_at, will_end
 from zico.scheduler.greedy import MARGIN_SHIFT, decide_by_claims, decide_by_shift, starts_if_safe
 from zico.scheduler.layout import NO_TIME, NOBODY, Reason
 from zico.scheduler.learning import Learnt, is_of, learn
+from zico.scheduler.shares import GUARD
 from zico.scheduler.turns import (
     LONGEST_WAITING,
     banker_of,
@@ -68,8 +69,8 @@ _RUNNING, _BOUNDARY = int(JobState.RUNNING), int(JobState.BOUNDARY)
 _BETTER, _UNSAFE, _ANEW, _TURN = int(Reason.BETTER), int(Reason.UNSAFE), int(Reason.ANEW), int(Reason.TURN)
 _AT_BOUNDARY = -1
 _STARVED = 2  # iterations of the longest job
-_PASSED_OVER = 3  # iterations of each job, one after the other
 _OF_FLOOR = 2 / 3  # so that no way comes to its floors by this in its trials
+_PASSED_OVER = 1 / (GUARD * _OF_FLOOR)  # turns of all: so late is one of equal jobs that has waited for so long
 
 
 @compiled
