@@ -181,7 +181,7 @@ bench-compare-pairs: setup ## Train pairs of jobs by OLD=COMMIT and by this chec
 	$(BIN)/python benchmarks/compare_pairs.py $(OLD) $(INTO)
 
 # The longer benchmarks, and all of them: `make bench-all`.
-LONG := planners plan-time zoo regions following pairs pairs-saving idle agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
+LONG := planners plan-time zoo regions following pairs pairs-saving idle threads agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
 	paging paging-rivals page-host page-host-rivals saving held marks greedy cluster
 
 bench-all: bench $(LONG:%=bench-%) $(if $(KEEP),evaluation) ## Run every benchmark that needs no GPU (about eight hours)
@@ -210,6 +210,9 @@ bench-pairs-saving: setup ## Train pairs that save memory in half of the sum of 
 
 bench-idle: setup ## Train jobs that leave the device idle together, and one after the other (45 minutes)
 	$(BIN)/python benchmarks/idle_jobs.py $(INTO)
+
+bench-threads: setup ## Train jobs whose threads allocate, with the pool's one lock and without (6 minutes)
+	$(BIN)/python benchmarks/threads.py $(INTO)
 
 bench-agreement: setup ## Compare the simulator with real runs, trained and paced (85 minutes)
 	$(BIN)/python benchmarks/agreement.py $(INTO)
@@ -273,7 +276,7 @@ bench-greedy: setup ## Compare policies with the best greedy one on random jobs 
 bench-cluster: setup ## Simulate clusters that share memory (ten minutes; TRACE=openb_pod_list_default.csv of alibaba/clusterdata)
 	$(BIN)/python benchmarks/cluster.py $(if $(TRACE),--trace $(TRACE)) $(INTO)
 
-SMOKE := torch_calls zoo regions following colocation idle_jobs auto_turns agreement budget_change tiers gist swap swap_host paging page_host \
+SMOKE := torch_calls threads zoo regions following colocation idle_jobs auto_turns agreement budget_change tiers gist swap swap_host paging page_host \
 	saving save_planners save_nets job_planner rounding batch_factors marks evaluation cluster
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run

@@ -37,14 +37,19 @@ ANSWER_S = 120.0
 
 
 @contextlib.contextmanager
-def worker(device: str, *, pooled: bool) -> Iterator[Connection]:
-    """Start a worker, under ``zico run`` if ``pooled``; it ends with the block."""
+def worker(
+    script: Path, *arguments: str, pooled: bool, device: str = "host", budget: str = "1GiB"
+) -> Iterator[Connection]:
+    """Start a worker, under ``zico run`` if ``pooled``; it ends with the block.
+
+    The worker is told the address of a socket, PyTorch's name of the device, and the arguments.
+    """
     with tempfile.TemporaryDirectory(prefix="zico-calls-") as directory, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{directory}/socket")
         listener.listen()
-        run = (*common.ZICO, "run", "--quiet", "--device", device, "--budget", "1GiB", "--") if pooled else ()
+        run = (*common.ZICO, "run", "--quiet", "--device", device, "--budget", budget, "--") if pooled else ()
         kind = "cpu" if device == "host" else "cuda"
-        argv = (*run, sys.executable, str(Path(torch_worker.__file__)), f"{directory}/socket", kind)
+        argv = (*run, sys.executable, str(script), f"{directory}/socket", kind, *arguments)
         process = subprocess.Popen(argv, stderr=subprocess.PIPE)
         try:
             with accepted(listener, process) as connection:
@@ -117,7 +122,11 @@ def measure(rounds: int, batches: int, live_mib: int = 0, device: str = "host") 
     else:
         asks |= {f"pair, {format_bytes(size)}": ("pairs", (size, batches, PAIRS)) for size in PAIR_BYTES}
     raw: dict[str, dict[str, list[dict[str, float]]]] = {name: {"plain": [], "zico": []} for name in asks}
-    with worker(device, pooled=False) as plain, worker(device, pooled=True) as pooled:
+    script = Path(torch_worker.__file__)
+    with (
+        worker(script, pooled=False, device=device) as plain,
+        worker(script, pooled=True, device=device) as pooled,
+    ):
         for index in range(rounds):
             ends = [("plain", plain), ("zico", pooled)]
             for name, ask in asks.items():

@@ -134,6 +134,23 @@ def test_idle_jobs_smoke_compares_with_one_after_the_other(tmp_path: Path) -> No
     assert group["summary"]["zico 70 %"]["losses_equal"]
 
 
+def test_threads_smoke_bounds_what_the_lock_costs(tmp_path: Path) -> None:
+    """A smoke run of threads.py takes each pair of a job as dear as those of as many threads that do nothing else."""
+    done = run_script("threads.py", "--smoke", "-o", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "threads.json").read_text())
+    assert missing(result) == []
+    loop = result["loop_ns"]["pool"]
+    for job in result["jobs"].values():
+        assert job["losses_equal"]
+        assert job["allocations"] > 0
+        pairs_per_s = job["allocations"] / sum(job["seconds"]["zico"])
+        threads = 4 if job["kind"] == "loaders" else 2  # a third one trains, and three are not timed
+        cores = min(threads, os.cpu_count() or 1)
+        expected = pairs_per_s * max(0.0, loop[str(threads)] * cores - loop["1"]) / 1e9
+        assert job["summary"]["bound"] == pytest.approx(expected)
+
+
 def test_what_is_possible_for_scripts_ends_with_the_shorter_one() -> None:
     """Two jobs of 10 s at half speed: the shorter of 10 and 20 s ends at 20 s, the other's last 10 s are its own."""
     code = "from compatibility import expected; print(expected([10, 10], [0.5, 0.5]), expected([10, 20], [0.5, 0.5]))"
