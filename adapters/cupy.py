@@ -44,7 +44,6 @@ class Allocator:
     """What ``cupy.cuda.set_allocator`` takes."""
 
     def __init__(self, joined: Session, cupy: Any) -> None:  # noqa: ANN401 - the module
-        """Allocate from a session's pool."""
         from zico.heap.cuda import python_hooks
 
         self._session = joined

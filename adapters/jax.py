@@ -156,7 +156,6 @@ class Watched:
         return self._marker.run(self._jitted, self._of, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:  # noqa: ANN401 - as a function's
-        """Bind it, where it is a method."""
         return self if instance is None else functools.partial(self, instance)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever JAX gives it

@@ -128,7 +128,6 @@ class Step:
     """One function, and its variants."""
 
     def __init__(self, name: Any, call: Callable[..., Any], context: Any) -> None:
-        """Begin with the function as it is."""
         self.is_watched = True
         self.thread = threading.get_ident()
         """Who called it first. Calls of other threads are not judged, and change nothing."""

@@ -51,7 +51,6 @@ class StepMarker:
     """Marks an iteration where variables have been updated by gradients."""
 
     def __init__(self, of: Session) -> None:
-        """Mark the iterations of a session."""
         self._session = of
         self._kinds: dict[bytes, _Kind] = {}
 

@@ -37,7 +37,6 @@ class StepMarker(session.Watcher):
     """Marks an iteration at each step of the job's main optimizer."""
 
     def __init__(self, of: Session) -> None:
-        """Mark the iterations of a session."""
         self._session = of
 
     def end_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature

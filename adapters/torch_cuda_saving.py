@@ -79,7 +79,6 @@ class DeviceStorage(Storage):  # type: ignore[misc]  # mypy knows no adapter by 
     """Of the copy in that has made it, 0: none has."""
 
     def __init__(self, saving: DeviceSaving, storage: Any) -> None:  # noqa: ANN401 - torch has no types
-        """Stand for a storage that is here."""
         super().__init__(saving, storage)
         self.streams: set[int] = set()
         """Those that are known to use it where it is now."""

@@ -408,7 +408,6 @@ class _Function:
         return repr(self._original)
 
     def __reduce__(self) -> str:
-        """Name it, for pickles and copies."""
         return self.__qualname__
 
 

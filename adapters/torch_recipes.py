@@ -72,7 +72,6 @@ class AsBefore:
     _lock = threading.RLock()
 
     def __init__(self, threads: int) -> None:
-        """Compute with so many threads."""
         self._threads = threads
 
     def __enter__(self) -> None:
@@ -88,7 +87,6 @@ class AsBefore:
             torch.set_flush_denormal(False)
 
     def __exit__(self, *_: object) -> None:
-        """Compute as before."""
         threads, has_onednn, has_denormals = self._before
         if threads != self._threads:
             set_own_threads(threads)
@@ -115,7 +113,6 @@ class WithCudnn:
             torch._C._set_cudnn_enabled(True)
 
     def __exit__(self, *_: object) -> None:
-        """Compute as before."""
         if self._is_off:
             torch._C._set_cudnn_enabled(False)
             self._lock.release()

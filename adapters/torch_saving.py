@@ -136,7 +136,6 @@ class Storage(Idle):
     """Memory of the pool that only saved tensors refer to, sooner or later."""
 
     def __init__(self, saving: Saving, storage: Any) -> None:  # noqa: ANN401 - torch has no types
-        """Stand for a storage that is here."""
         super().__init__(storage.nbytes())
         self._saving = saving
         self._storage = storage
@@ -157,7 +156,6 @@ class Storage(Idle):
         """What it is made of, while it is dropped."""
 
     def __del__(self) -> None:
-        """Let the tier's copy go."""
         self._saving.swapper.forget(self)
 
     def add(self, saved: Saved) -> None:
@@ -299,7 +297,6 @@ class Saved:
     __slots__ = ("__weakref__", "alias", "dtype", "is_read", "offset", "size", "storage", "stride", "version")
 
     def __init__(self, storage: Storage, tensor: torch.Tensor) -> None:
-        """Stand for a tensor whose memory is here."""
         self.storage = storage
         self.alias: torch.Tensor | None = tensor.detach()
         self.version = tensor._version

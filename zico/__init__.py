@@ -24,7 +24,6 @@ __all__ = ["__version__", "iteration", "join", "leave", "status", "step"]
 
 
 def __getattr__(name: str) -> object:
-    """Load the session's functions when they are first used."""
     if name in __all__:
         from zico.job import joining, session
 

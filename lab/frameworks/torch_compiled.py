@@ -127,7 +127,6 @@ class Joint:
     """A joint graph as operations of the forward pass, the point between the passes, and the backward pass."""
 
     def __init__(self, joint_graph: Any, node_info: NodeInfo, candidates: Sequence[Node]) -> None:  # noqa: ANN401
-        """Make the planner's graph of PyTorch's."""
         self._joint_graph, self._info, self._candidates = joint_graph, node_info, frozenset(candidates)
         backward, no_operations = node_info.required_bw_nodes, ("placeholder", "output")
         self.nodes = [node for node in joint_graph.nodes if node not in backward and node.op not in no_operations]

@@ -401,7 +401,6 @@ class Group:
     """Tensors that are planned together, and what is known about them."""
 
     def __init__(self, problem: Problem, options: ExactOptions) -> None:
-        """Begin with nothing known but the sum of what lives together."""
         self.problem = problem
         self.options = options
         self.state = make_state(problem)
@@ -473,7 +472,6 @@ class Exact:
     name = "exact"
 
     def __init__(self, options: ExactOptions | None = None) -> None:
-        """Plan with these options."""
         self.options = options or ExactOptions()
 
     def plan(self, problem: Problem, deadline_s: float) -> Plan | NoPlan:

@@ -323,7 +323,6 @@ class Improve:
     name = "improve"
 
     def __init__(self, options: ImproveOptions | None = None) -> None:
-        """Search with these options."""
         self._options = options or ImproveOptions()
 
     def plan(self, problem: Problem, deadline_s: float) -> Plan | NoPlan:

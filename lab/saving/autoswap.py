@@ -51,7 +51,6 @@ class Gaps:
     back_ns: Int64s
 
     def __len__(self) -> int:
-        """Return the number of gaps."""
         return len(self.tensor)
 
     def take(self, which: Int64s | Bools) -> Gaps:
@@ -236,7 +235,6 @@ class Candidates:
     """A problem's candidates, and plans that take them in some order."""
 
     def __init__(self, problem: SwapProblem, least_bytes: int = LEAST_BYTES) -> None:
-        """Find the peak and what is idle then."""
         self.problem = problem
         self.peak_op = int(np.argmax(problem.load_bytes))
         self.gaps = over(gaps_between_accesses(problem, least_bytes), self.peak_op, problem.n_ops)

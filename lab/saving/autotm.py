@@ -86,7 +86,6 @@ class Choices:
     """The gaps that pass an operation above the limit, and the copies that each can choose from."""
 
     def __init__(self, problem: SwapProblem, limit_bytes: int, least_bytes: int = LEAST_BYTES) -> None:
-        """List them."""
         self._n = problem.n_ops
         self.took_ns = np.diff(begin_ns(problem, np.arange(self._n + 1)))
         above = np.concatenate([[0], np.cumsum(np.tile(problem.load_bytes > limit_bytes, 3))])

@@ -44,7 +44,6 @@ class Recomputing:
     """A planner of ``schedules``: nothing moves."""
 
     def __init__(self, name: str) -> None:
-        """Ask the planner of that name."""
         self.name = name
 
     def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:

@@ -85,7 +85,6 @@ class Replayer:
     """Replays plans of one problem."""
 
     def __init__(self, problem: SwapProblem) -> None:
-        """Lay out what does not depend on the plan."""
         self.problem, n = problem, problem.n_ops
         ops = np.zeros((n + 1, 8), np.int64)
         ends = problem.op_start_ns + problem.op_duration_ns

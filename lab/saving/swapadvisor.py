@@ -63,7 +63,6 @@ class Belady:
     """What leaves, by the furthest next use, and when it returns."""
 
     def __init__(self, problem: SwapProblem, limit_bytes: int, least_bytes: int = LEAST_BYTES) -> None:
-        """Lay out what does not depend on the individual."""
         self._problem, self._limit, n = problem, limit_bytes, problem.n_ops
         above = np.concatenate([[0], np.cumsum(np.tile(problem.load_bytes > limit_bytes, 3))])
         gaps = gaps_between_accesses(problem, least_bytes)

@@ -64,7 +64,6 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     """When it had done all its iterations, if it has."""
 
     def __post_init__(self) -> None:
-        """Work the slowdown out."""
         msgspec.structs.force_setattr(self, "slowdown", 1 / self.normalised if self.normalised > 0 else None)
 
 

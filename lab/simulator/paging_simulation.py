@@ -364,7 +364,6 @@ class Device:
     """1: clean blocks need not be copied out again, as where the next tier keeps them. Unified memory's do."""
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if self.memory_bytes // BLOCK_BYTES <= self.batch_blocks:
             raise ConfigError(
                 f"memory of {self.memory_bytes} bytes is less than {self.batch_blocks + 1} blocks of {BLOCK_BYTES}: "

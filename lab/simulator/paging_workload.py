@@ -69,7 +69,6 @@ class Workload:
     """Which blocks are when the iteration begins."""
 
     def __len__(self) -> int:
-        """Return the number of executions."""
         return len(self.name)
 
     @property

@@ -107,7 +107,6 @@ class CommandError(ZicoError):
         self.exit_code = exit_code
 
     def __str__(self) -> str:
-        """Return the message alone."""
         return self.message
 
 

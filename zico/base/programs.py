@@ -140,7 +140,6 @@ class Library(JITCodeLibrary):  # type: ignore[misc]
     """The intermediate representation of some functions, and which libraries they call."""
 
     def __init__(self, codegen: Any, name: str) -> None:  # noqa: ANN401 - Numba's
-        """Start empty."""
         super().__init__(codegen, name)
         self._texts: list[str] = []
 
@@ -312,7 +311,6 @@ class Callback:
     """A function with an address that C calls; Python that calls it runs its source."""
 
     def __init__(self, function: Callable[..., Any], signature: Any) -> None:  # noqa: ANN401 - Numba's
-        """Be an entry of its module's program."""
         functools.update_wrapper(self, function)
         self._function = Function(function)
         self._signature = signature

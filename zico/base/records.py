@@ -61,8 +61,8 @@ class Record:
 
     if TYPE_CHECKING:
 
-        def __getitem__(self, name: str, /) -> Any: ...  # noqa: ANN401, D105 - any field
-        def __setitem__(self, name: str, value: Any, /) -> None: ...  # noqa: ANN401, D105 - any field
+        def __getitem__(self, name: str, /) -> Any: ...  # noqa: ANN401 - any field
+        def __setitem__(self, name: str, value: Any, /) -> None: ...  # noqa: ANN401 - any field
 
 
 R = TypeVar("R", bound=Record)

@@ -99,11 +99,9 @@ class BrokerClient:
         self._observer: _Dialog | None = None
 
     def __enter__(self) -> Self:
-        """Close on the way out."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     def close(self) -> None:

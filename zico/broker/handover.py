@@ -101,7 +101,6 @@ class NoteKeeper:
     """Keep the note of one broker at its socket up to date; written whole or not at all."""
 
     def __init__(self, socket: Path, table: PoolTable, memory_fds: Sequence[int], *, device: str, policy: str) -> None:
-        """Write nothing yet."""
         self._path = note_path(socket)
         self._base = Note(
             broker=Process.of(os.getpid()),

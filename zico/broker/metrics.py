@@ -94,7 +94,6 @@ class Address:
         return url_of(self.socket)
 
     def __enter__(self) -> Self:
-        """Close on the way out."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -145,11 +144,9 @@ class Endpoint:
         self._thread.start()
 
     def __enter__(self) -> Self:
-        """Close on the way out."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     def close(self) -> None:

@@ -36,7 +36,6 @@ class Planning:
     """Keeps the last plan; makes a new one when the jobs, their profiles or the budget are others."""
 
     def __init__(self, policy: Policy, now_s: Callable[[], float] = time.monotonic) -> None:
-        """Plan nothing yet."""
         self._make = policy.plan
         self._now_s = now_s
         self._plan: Plan | None = None

@@ -47,7 +47,6 @@ class History:
         self.period_ns = period_ns
 
     def __len__(self) -> int:
-        """Return the rows kept."""
         return self._n
 
     def add(self, t_ns: int, physical_bytes: int, held: dict[int, int], out: Mapping[int, int] = NOTHING) -> None:

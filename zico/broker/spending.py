@@ -66,7 +66,6 @@ class Spending:
     """One job's, from the first look at it on."""
 
     def __init__(self) -> None:
-        """Begin with a job that was not looked at."""
         self.is_planned = False
         """The job's iterations are known, and the policy has thought about it if it plans."""
         self.is_to_count = False

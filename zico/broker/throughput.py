@@ -137,7 +137,6 @@ class Service:
     """Remembers the iterations that jobs have ended."""
 
     def __init__(self) -> None:
-        """Know nobody."""
         self._got: dict[int, _Got] = {}
         self._paces: dict[int, _Pace] = {}
         """Also of jobs that are paused."""

@@ -50,15 +50,12 @@ class Descriptors:
         self._fds = fds
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self._fds)
 
     def __enter__(self) -> Self:
-        """Close what was not taken on the way out."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close what was not taken."""
         self.close()
 
     def add(self, others: Descriptors) -> None:
@@ -298,11 +295,9 @@ class Listener:
             self._owned = undo.pop_all()
 
     def __enter__(self) -> Self:
-        """Close on the way out."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     def close(self) -> None:

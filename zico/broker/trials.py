@@ -118,7 +118,6 @@ class SavingTrial:
     """Keeps what was measured of the jobs that are there."""
 
     def __init__(self) -> None:
-        """Know nothing."""
         self._begin(())
 
     def _begin(self, case: tuple[object, ...]) -> None:

@@ -37,7 +37,6 @@ class ProfileCache:
     """Convert a job's profile only when it has changed, as it does once per iteration at most."""
 
     def __init__(self) -> None:
-        """Know nothing."""
         self._known: dict[int, _Known] = {}
         self._sums: dict[int, tuple[tuple[Profile, ...], int, Profile]] = {}
 

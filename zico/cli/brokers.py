@@ -113,11 +113,9 @@ class Brokers:
         self._clients: dict[Path, BrokerClient] = {}
 
     def __enter__(self) -> Self:
-        """Close on the way out."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         for client in self._clients.values():
             client.close()
 

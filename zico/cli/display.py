@@ -163,7 +163,6 @@ class Display:
         self._prefixes: dict[tuple[str, Stream], bytes] = {}
 
     def __enter__(self) -> Self:
-        """Show nothing yet."""
         return self
 
     def __exit__(

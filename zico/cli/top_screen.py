@@ -47,7 +47,6 @@ class Rates:
     """Iterations per second in the last ``RECENT_S``, from the statuses that were seen."""
 
     def __init__(self) -> None:
-        """Know nothing."""
         self._seen: dict[Process, collections.deque[tuple[float, int]]] = {}
 
     def noted(self, status: Status) -> Mapping[Process, float]:

@@ -136,11 +136,9 @@ class Owned:
             self._undo(handle, self.size_bytes)
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Close."""
         self.close()
 
 

@@ -62,7 +62,6 @@ class Part:
     """
 
     def __init__(self) -> None:
-        """Begin to measure; does nothing outside a pool."""
         self._before = figures()
         joined = session.current_here()
         if joined is not None:

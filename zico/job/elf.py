@@ -219,7 +219,6 @@ class _Image:
     """A library's file, read through its program headers; every access is checked against its length."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file and read its header."""
         self._path = path
         try:
             # Mapped, not read: of the 788 MB of libtensorflow_cc.so.2 we look at 40. Plain arrays,

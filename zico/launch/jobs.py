@@ -278,7 +278,6 @@ class Job:
     """A command on its way from being started to its exit code."""
 
     def __init__(self, command: Command) -> None:
-        """Do not start it yet."""
         self.command = command
         self.child: Child | None = None
         self.exit_code: int | None = None

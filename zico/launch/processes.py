@@ -40,7 +40,6 @@ class LineSplitter:
     """Turn chunks of one stream into lines without their ends. Keeps no clock: times in seconds are given."""
 
     def __init__(self) -> None:
-        """Begin with nothing held back."""
         self._partial = b""
         self._partial_since_s = 0.0
         self._redrawn: bytes | None = None
@@ -228,7 +227,6 @@ class LinePipe(asyncio.Protocol):
     """The read end of one output stream, cut into lines that are handed to ``write`` as they come."""
 
     def __init__(self, write: LineWriter) -> None:
-        """Hand every line to ``write``."""
         self._write = write
         self._splitter = LineSplitter()
         self._transport: asyncio.BaseTransport | None = None

@@ -61,7 +61,6 @@ class Recording:
         return self._ring.pid != 0
 
     def __enter__(self) -> Self:
-        """Begin to read."""
         self._thread.start()
         return self
 

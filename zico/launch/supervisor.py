@@ -102,7 +102,6 @@ class Supervisor:
         queue: Queue | None = None,
         until: Callable[[Snapshot], bool] | None = None,
     ) -> None:
-        """Start nothing yet."""
         self._queue = queue
         self._until = until
         self._listener = listener

@@ -52,7 +52,6 @@ class SweepFile:
     """A sweep's file, held by this process alone until it is closed."""
 
     def __init__(self, path: Path, descriptor: int, sweep: Sweep, results: dict[str, JobResult]) -> None:
-        """Take what ``create`` and ``resume`` have found."""
         self.path = path
         self.sweep = sweep
         self.results = results
@@ -115,7 +114,6 @@ class SweepFile:
         return cls(path, descriptor, sweep, results)
 
     def __enter__(self) -> Self:
-        """Return the file."""
         return self
 
     def __exit__(

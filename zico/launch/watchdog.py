@@ -149,7 +149,6 @@ class Watchdog:
     """A running guardian; ``close`` tells it that all is well."""
 
     def __init__(self, run_dir: Path) -> None:
-        """Start a guardian that would remove ``run_dir``."""
         from zico.base import interpreter  # the guardian itself could not import it
 
         self._popen = subprocess.Popen(  # noqa: S603 - ourselves

@@ -223,7 +223,6 @@ class Sizes:
     """Tuples that the execution table has room for; a power of two."""
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name in ("blocks", "ways", "successors", "executions"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} is no size of a table: give 1 or more")

@@ -453,11 +453,9 @@ class PoolTable:
         self._owned.close()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Close."""
         self.close()
 
 

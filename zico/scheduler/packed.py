@@ -53,7 +53,6 @@ class Snapshot:
     """The records of a pool's view, which this keeps."""
 
     def __init__(self, pool: PoolView) -> None:
-        """Copy the view."""
         n = len(pool.jobs)
         self._pool = pool
         self.jobs = np.array([_row(job) for job in pool.jobs], JOB)
@@ -121,7 +120,6 @@ class Memory:
     """What a policy remembers of the jobs that are there: zeros when those are others."""
 
     def __init__(self) -> None:
-        """Remember nothing of nobody."""
         self.of_all = np.zeros(MEMORY_BYTES, np.uint8)
         self.of_each = np.zeros(0, np.uint8)
         self._jobs: tuple[int, ...] = ()

@@ -97,7 +97,6 @@ class Trials:
     """Simulates jobs under one way after the other."""
 
     def __init__(self, record: Records, loads: Sequence[Load], pool: PoolView) -> None:
-        """Take a plan that has the schedules of all ways."""
         self._trial = record.copy()
         known = self._trial[0]["learnt"]
         known["n_ways"] = 1  # nothing to learn

@@ -59,7 +59,6 @@ class Stamp:
         self.event, self._free, self.number, self.awaited = event, free, number, awaited
 
     def __del__(self) -> None:
-        """Let the event be used again."""
         self._free.append(self.event)
 
 

@@ -46,7 +46,6 @@ class Digest:
         """A mark behind it; ``NO_FENCE``: who asks has one, on the same stream."""
 
     def __del__(self) -> None:
-        """Give the slot back."""
         self._digests.free[self._stream].append(self._slot)
 
     def __eq__(self, other: object) -> bool:

@@ -67,7 +67,6 @@ class HeapGauge:
     """The heap of this process, and its job."""
 
     def __init__(self, heap: Heap) -> None:
-        """Read from a heap that is in a pool."""
         self._heap = heap.record[0]
         self._job = heap.pool.jobs[int(heap.pool.member[0]["job"])]
         self._region_bytes = heap.pool.region_bytes

@@ -412,7 +412,6 @@ class Tense(Comparison[float]):
     """
 
     def __init__(self, margin: float) -> None:
-        """Begin with this one."""
         super().__init__(margin, settle=1, window=_TENSE_ITERATIONS, clear=_SLOWER, steady=_STEADY_SHARE)
         self._is_settled = False
 
@@ -437,7 +436,6 @@ class Trial(Comparison[str]):
     """
 
     def __init__(self, planners: Sequence[str]) -> None:
-        """Begin with the first one."""
         super().__init__(planners[0], settle=1, window=TRIAL_ITERATIONS)
         self._waiting = list(planners[1:])
         self._is_over = not self._waiting

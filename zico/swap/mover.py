@@ -59,7 +59,6 @@ class Idle(abc.ABC):
     """
 
     def __init__(self, size_bytes: int) -> None:
-        """Describe memory that is here."""
         self.size_bytes = size_bytes
         self.ordinal = -1
         """Its number among those of its iteration, in the order in which they became idle."""
@@ -147,7 +146,6 @@ class Figures:
     """What has been moved and what that has cost; bytes, counts and nanoseconds."""
 
     def __init__(self) -> None:
-        """Start at nothing."""
         self.out_bytes = 0
         self.in_bytes = 0
         self.moving_ns = 0

@@ -56,7 +56,6 @@ class Idleness:
     """The gaps of an iteration: from being saved to the first use."""
 
     def __init__(self, seen: Observed) -> None:
-        """Find them."""
         n = len(seen.size_bytes)
         self.saved = [0] * n
         self.saved_event = [0] * n

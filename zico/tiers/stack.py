@@ -244,11 +244,9 @@ class TierStack:
         self._undo.close()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Close."""
         self.close()
 
 

@@ -86,7 +86,6 @@ class TraceWriter:
             self._stream.flush(zstandard.FLUSH_BLOCK)
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(
@@ -150,7 +149,6 @@ class TraceReader:
     """
 
     def __init__(self, path: Path | str, *, allow_truncated: bool = False) -> None:
-        """Open the file and read its first line."""
         self._path = str(path)
         self._allow_truncated = allow_truncated
         self._numbers: dict[str, int] = {}
@@ -169,11 +167,9 @@ class TraceReader:
             undo.pop_all()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the file."""
         self._file.close()
 
     @property
@@ -182,7 +178,6 @@ class TraceReader:
         return tuple(self._numbers)
 
     def __iter__(self) -> Iterator[NDArray[np.void]]:
-        """Yield the events in their order."""
         n_events = n_dropped = 0
         for chunk in self._chunks():
             lines = self._decoded(chunk)

@@ -270,7 +270,6 @@ class Iterations:
     """Which are of the kind that repeats."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self.begin)
 
 

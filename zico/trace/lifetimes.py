@@ -42,7 +42,6 @@ class Lifetimes:
     """The event that each step is."""
 
     def __len__(self) -> int:
-        """Return the number of tensors."""
         return len(self.tensor)
 
     def step_of_event(self, event: int) -> int:

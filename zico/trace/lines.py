@@ -194,7 +194,6 @@ class Rebuilder:
     """Take a log's entries in their order; ``trace`` is what they mean."""
 
     def __init__(self) -> None:
-        """Start with nothing alive."""
         self._rows: list[_Row] = []
         self._before: list[_Row] = []
         self._live: dict[int, int] = {}  # address -> tensor; those from before are numbered -1, -2...

@@ -118,7 +118,6 @@ class RingReader(_Mapped):
         self._last_ns = 0
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -63,7 +63,6 @@ class FrameReader:
     """Collect one peer's bytes and take the messages out of them."""
 
     def __init__(self) -> None:
-        """Begin with nothing received."""
         self._buffer = bytearray()
         self._broken: str | None = None
 
@@ -195,7 +194,6 @@ class Connection:
     """One end of a connection: messages out as bytes, bytes in as messages."""
 
     def __init__(self, role: Role) -> None:
-        """Begin as ``role`` with nothing said."""
         self._role = role
         self._peer = Role.BROKER if role is Role.CLIENT else Role.CLIENT
         self._reader = FrameReader()

@@ -28,7 +28,6 @@ class PrimaryContext:
     """A device's primary context; nothing is retained until somebody needs it."""
 
     def __init__(self, call: Calls, device: Any) -> None:  # noqa: ANN401 - a CUdevice
-        """Prepare to retain the context of ``device``."""
         self._call = call
         self._device = device
         self._lock = threading.Lock()

@@ -34,7 +34,6 @@ class Managed(Owned):
     """Managed memory and the stream on which it moves; ``handle`` is its address."""
 
     def __init__(self, driver: CudaDriver, address: int, size_bytes: int, held: contextlib.ExitStack) -> None:
-        """Own what ``held`` gives back."""
         super().__init__("managed memory", address, size_bytes, lambda _address, _size_bytes: held.close())
         self._driver = driver
         self.stream = 0

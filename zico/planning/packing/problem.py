@@ -55,13 +55,11 @@ class Problem:
     """When each tick begins, one more entry than ticks; ``None``: all ticks take equally long."""
 
     def __post_init__(self) -> None:
-        """Bring the arrays into one type and check them."""
         for name in ("lower", "upper", "size_bytes"):
             object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), np.int64))
         self._check()
 
     def __len__(self) -> int:
-        """Return the number of tensors."""
         return len(self.size_bytes)
 
     def name_of(self, index: int) -> str:

@@ -100,7 +100,6 @@ class Regions:
     name = "regions"
 
     def __init__(self, region_bytes: int, options: Options = DEFAULT) -> None:
-        """Plan for regions of this size."""
         self.region_bytes = region_bytes
         self.options = options
 

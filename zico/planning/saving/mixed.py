@@ -68,7 +68,6 @@ class Swapping:
     """A planner of swaps: nothing is dropped."""
 
     def __init__(self, planner: SwapPlanner) -> None:
-        """Ask this planner."""
         self.name = planner.name
         self.planner = planner
 

@@ -56,7 +56,6 @@ class Link:
     """What every transfer takes besides."""
 
     def __post_init__(self) -> None:
-        """Refuse what no transfer could end on."""
         if not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
             raise ProblemError(f"a bandwidth of {self.bandwidth} bytes per second: give more than 0")
         if self.latency_ns < 0:
@@ -104,7 +103,6 @@ class SwapProblem:
     """What keeps each tensor for the backward pass, likewise."""
 
     def __post_init__(self) -> None:
-        """Bring the arrays into one type and check them."""
         for field in dataclasses.fields(self):
             if field.type == "Int64s":
                 object.__setattr__(self, field.name, np.ascontiguousarray(getattr(self, field.name), np.int64))
@@ -116,7 +114,6 @@ class SwapProblem:
         _check_accesses(self)
 
     def __len__(self) -> int:
-        """Return the number of tensors."""
         return len(self.size_bytes)
 
     @property
@@ -277,11 +274,9 @@ class Transfers:
     """It starts no earlier than so long after that; what stands behind it in the stream waits, too."""
 
     def __post_init__(self) -> None:
-        """Bring the arrays into one type."""
         _to_int64s(self, "swap", "op", "delay_ns")
 
     def __len__(self) -> int:
-        """Return the number of transfers."""
         return len(self.swap)
 
 
@@ -309,11 +304,9 @@ class SwapPlan:
     """The planner has proved that no plan has less overhead."""
 
     def __post_init__(self) -> None:
-        """Bring the arrays into one type."""
         _to_int64s(self, "tensor", "gap", "first_byte", "size_bytes")
 
     def __len__(self) -> int:
-        """Return the number of swaps."""
         return len(self.tensor)
 
     @property

@@ -49,7 +49,6 @@ class Graph:
     """Of such a graph: the problem's tensor that each result is."""
 
     def __post_init__(self) -> None:
-        """Check everything."""
         n, n_results = len(self.cost_ns), len(self.size_bytes)
         object.__setattr__(self, "maker", self.maker or tuple(range(n if self.size_bytes else 0)))
         if not n or len(self.maker) != n_results or len(self.inputs) != n:
@@ -73,7 +72,6 @@ class Graph:
                 raise ProblemError(f"operation {i} reads result {wrong}: give results of operations before it")
 
     def __len__(self) -> int:
-        """Return the number of operations."""
         return len(self.cost_ns)
 
     def may_run(self, op: int, ahead_of: int) -> bool:
