@@ -14,6 +14,7 @@ import numpy as np
 
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes
+from zico.lab.simulator.decision_cost import decision_us
 from zico.report.model import jain_index
 from zico.scheduler.parameters import Unit
 from zico.scheduler.simulate import Simulation, peak_of
@@ -245,7 +246,7 @@ def simulate(policy: CompiledPolicy, loads: Sequence[Load], pool: Pool, horizon:
         peak=outcome.peak_granted,
         deadlocks=outcome.stalls,
         decisions=outcome.decisions,
-        decision_us=simulation.decision_us() if outcome.decisions else 0.0,
+        decision_us=decision_us(simulation) if outcome.decisions else 0.0,
         seconds=ended_ns / _NS_A_SECOND,
         warm_up_s=horizon.warm_up_ns / _NS_A_SECOND,
     )

@@ -16,6 +16,7 @@ from cpu.support.twin_device import MIB
 from twin.entry import Refused
 from twin.twin import Twin
 
+from zico.base.decoding import to_json
 from zico.base.errors import ConfigError, DriverError
 from zico.base.settings import DeviceMemory, Setting, resolve
 from zico.base.units import GIB
@@ -25,7 +26,7 @@ from zico.device.cuda.driver import CudaDriver
 from zico.device.host import HostDriver
 from zico.launch.devices import VISIBLE_VARIABLE, device_variables, memory_of
 from zico.launch.doctor import cuda_checks, plan_check
-from zico.report.model import PoolFigures, RunReport, to_json
+from zico.report.model import PoolFigures, RunReport
 from zico.report.table import pool_lines
 
 if TYPE_CHECKING:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zico
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader
 from zico.job import telling
@@ -70,6 +74,13 @@ def test_what_a_process_tells_is_a_message_whatever_it_says(framework: str, reas
     assert told.reason.isprintable()
     if reason.isprintable():
         assert told.reason == reason[: m.MAX_REASON_CHARS]
+
+
+def test_what_a_process_tells_needs_the_standard_library_only() -> None:
+    """A Python that has none of the packages that Zico needs can tell so."""
+    path = str(Path(zico.__file__).parents[1])
+    code = "from zico.job import telling; telling.outside_frame('torch', 'no NumPy')"
+    subprocess.run([sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({path!r}); {code}"], check=True)
 
 
 def test_the_limits_of_what_is_told_are_the_protocols() -> None:

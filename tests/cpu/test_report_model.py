@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from zico.base.decoding import to_json
 from zico.base.errors import ConfigError
 from zico.base.settings import DeviceMemory, Setting, resolve
 from zico.base.units import GIB, MIB
@@ -30,7 +31,6 @@ from zico.report.model import (
     Snapshot,
     owner_of,
     read_record,
-    to_json,
     together,
 )
 from zico.report.table import attention_lines, pool_lines, saving_rows, write_table

@@ -10,7 +10,7 @@ import dataclasses
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from zico.base.errors import ConfigError
@@ -464,7 +464,6 @@ def _budget(chosen: Setting[str], region_bytes: int, memory: DeviceMemory, reser
 
 
 def _left(room_bytes: int, region_bytes: int, reserved_bytes: int) -> int:
-    """Return what of the room is left beside the reserve."""
     if reserved_bytes and room_bytes - reserved_bytes < region_bytes:
         raise ConfigError(
             f"the reserve of {format_bytes(reserved_bytes)} leaves less than one region of {format_bytes(room_bytes)}: "
@@ -493,4 +492,29 @@ def _most(
     return most
 
 
-# -- a job's own process ---------------------------------------------------------------------------
+# -- what a job is called --------------------------------------------------------------------------
+
+_KERNEL = "ipykernel_launcher"
+"""The script of every notebook's process."""
+_SESSION_VARIABLE = "JPY_SESSION_NAME"
+"""Jupyter's server, from 2.0 on, tells a kernel its notebook's path in this variable."""
+_VSCODE_NAME = "__vsc_ipynb_file__"
+"""Visual Studio Code tells the same by this one of a notebook's own variables."""
+_NO_SCRIPT = ("-c", "-m")
+
+
+def job_name(environ: Mapping[str, str], script: str) -> str:
+    """Return the name of a job's process: the given one, else its notebook's or its script's."""
+    if environ.get(JOB_VARIABLE):
+        return environ[JOB_VARIABLE]
+    if PurePath(script).stem == _KERNEL:
+        # The server of Visual Studio Code has sessions with paths of its own.
+        script = _vscode_notebook() or environ.get(_SESSION_VARIABLE) or "notebook"
+    return "job" if script in _NO_SCRIPT else fitting_name(PurePath(script).stem)
+
+
+def _vscode_notebook() -> str:
+    """Return the path of the notebook that runs in this process, if Visual Studio Code has told it."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    path = getattr(shell, "user_ns", {}).get(_VSCODE_NAME)
+    return path if isinstance(path, str) else ""

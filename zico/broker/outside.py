@@ -162,7 +162,6 @@ def use_now(facts: DeviceFacts) -> DeviceUse:
 
 
 def _library() -> Any | None:  # noqa: ANN401 - a module without types
-    """Return the management library's bindings, ``None`` where they are not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError:

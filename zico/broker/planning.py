@@ -86,5 +86,4 @@ class Planning:
 
 
 def _asked_of(known: tuple[Known, ...]) -> list[tuple[int, tuple[float, float, int]]]:
-    """Return who is there and what was asked for each."""
     return [(one.job, one.asked) for one in known]

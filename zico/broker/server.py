@@ -357,17 +357,16 @@ class Server:
 
     def _on_death(self, link: Link | None, member: Member, _events: int) -> None:
         """Take everything back from a member whose process is dead, now or when its work on a GPU is done."""
-        if link is None:
-            self._unwatch_process(member)
-            self._manager.reap(member)
-            return
-        link.member = None
         self._unwatch_process(member)
-        if self._contexts is not None:
+        if link is not None:
+            link.member = None
+        if link is not None and self._contexts is not None:
             self._manager.bury(member)
             self._dead.append(Lingering(member, link, time.monotonic_ns()))
-        else:
-            self._reap(link, member)
+            return
+        self._manager.reap(member)
+        if link is not None and link.is_open:
+            self._drop(link)
 
     def _settle_dead(self, now_ns: int) -> None:
         """Take back what dead members held whose contexts have ended, or had the time to; free ended ones' places.
@@ -386,12 +385,6 @@ class Server:
                 self._dead.remove(dead)
                 if dead.link.is_open:
                     self._drop(dead.link)
-
-    def _reap(self, link: Link, member: Member) -> None:
-        """Take everything back from a dead member, whoever else has its connection."""
-        self._manager.reap(member)
-        if link.is_open:
-            self._drop(link)
 
     def _unwatch_process(self, member: Member) -> None:
         self._heirs.pop(member.index, None)

@@ -13,6 +13,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from zico.base.decoding import to_json
 from zico.base.errors import CommandError, ConfigError, ZicoError
 from zico.base.rundir import base_directory, socket_for
 from zico.base.settings import DEFAULT_EXPECTED_JOBS, SOCKET_VARIABLE, device_of, devices_of
@@ -306,8 +307,7 @@ def status(ctx: click.Context, /, *, socket: Path | None, as_json: bool, **_sett
     paths = [path for _, path in _places(ctx, socket)] if chosen else known()
     found = [daemon for daemon in map(_look, paths) if daemon is not None]
     if as_json:
-        told: Any = {"schema_version": STATUS_SCHEMA, "brokers": found}
-        click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2))
+        click.echo(to_json({"schema_version": STATUS_SCHEMA, "brokers": found}), nl=False)
     else:
         for daemon in found:
             click.echo(_line(daemon))

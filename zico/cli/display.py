@@ -13,7 +13,7 @@ from rich.text import Text
 
 from zico.base.units import format_bytes
 from zico.cli.options import STDOUT
-from zico.launch.jobs import Stream
+from zico.launch.jobs import Listener, Stream
 from zico.report.console import TextConsole
 from zico.report.model import state_of, waits_for
 
@@ -44,7 +44,7 @@ def live_table(snapshot: Snapshot) -> Table:
         table.add_column(f"memory of {format_bytes(snapshot.pools[0].budget_bytes)}", no_wrap=True)
     table.add_column("waiting for", overflow="ellipsis", no_wrap=True)
     for number, job in enumerate(snapshot.jobs):
-        for row in _live_rows(snapshot, job, _COLOURS[number % len(_COLOURS)]):
+        for row in _live_rows(snapshot, job, colour_of(number)):
             table.add_row(*row)
     return table
 
@@ -58,17 +58,13 @@ def plain_lines(snapshot: Snapshot) -> Iterator[str]:
             yield f"{job.name}{where}: {_state_outside(job, pool)}"
         for member in members:
             whom = waits_for(member, pool.members)
-            waits = f", waiting {member.waiting_s:.1f} s for {whom}" if _is_waiting(member) else ""
+            waits = f", waiting {member.waiting_s:.1f} s for {whom}" if member.waiting_s else ""
+            saves = f", saves by {member.saving.planner}" if member.saving.planner else ""
             yield (
                 f"{member.name}{where}: {_state(job, member)}, {member.iterations} iterations, "
                 f"{member.iterations_per_s:.2f} it/s, holds {format_bytes(member.held_bytes)} "
-                f"of {format_bytes(pool.budget_bytes)}{_planner(member)}{waits}"
+                f"of {format_bytes(pool.budget_bytes)}{saves}{waits}"
             )
-
-
-def _planner(member: JobReport) -> str:
-    planner = member.saving.planner
-    return f", saves by {planner}" if planner else ""
 
 
 # Colours of the terminal's own palette, so that they suit its background.
@@ -95,7 +91,7 @@ def _live_rows(snapshot: Snapshot, job: JobProgress, colour: str) -> Iterator[tu
             Text(f"{member.iterations_per_s:.2f}"),
             *where,
             Text.assemble((bar, colour), " ", format_bytes(member.held_bytes)),
-            Text(waits_for(member, pool.members) if _is_waiting(member) else ""),
+            Text(waits_for(member, pool.members) if member.waiting_s else ""),
         )
 
 
@@ -122,18 +118,14 @@ def _end(job: JobProgress) -> str:
     return "ended" if job.exit_code == 0 else f"failed ({job.exit_code})"
 
 
-def _is_waiting(member: JobReport) -> bool:
-    return member.waiting_s > 0
-
-
 # --------------------------------------------------------------------------------------------------
 
 LIVE_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 10.0
 
 
-class Display:
-    """A listener that writes to this process's streams. Enter it before the run, leave it afterwards.
+class Display(Listener):
+    """Writes what happens to this process's streams. Enter it before the run, leave it afterwards.
 
     The jobs' bytes are passed on as they are, with the job's name before each line. On a terminal a
     live table stands below them: it is taken away while lines are written and drawn again after
@@ -207,8 +199,11 @@ class Display:
     def _prefix_of(self, name: str, stream: Stream) -> bytes:
         """Return what stands before a job's lines; a second try of a sweep's job has a name that was not known."""
         if (name, stream) not in self._prefixes:
-            number = self._numbers.setdefault(name, len(self._numbers))
-            self._prefixes[name, stream] = _prefix(name, number, self._width, self._files[stream])
+            colour = colour_of(self._numbers.setdefault(name, len(self._numbers)))
+            console = TextConsole(self._files[stream])
+            with console.capture() as captured:
+                console.print(Text.assemble((f"{name:{self._width}}", colour), " | "), end="", soft_wrap=True)
+            self._prefixes[name, stream] = captured.get().encode()
         return self._prefixes[name, stream]
 
     @contextlib.contextmanager
@@ -239,10 +234,3 @@ class Display:
         if self._live is not None:
             self._live.stop()
             self._live = None
-
-
-def _prefix(name: str, number: int, width: int, file: TextIO) -> bytes:
-    console = TextConsole(file)
-    with console.capture() as captured:
-        console.print(Text.assemble((f"{name:{width}}", colour_of(number)), " | "), end="", soft_wrap=True)
-    return captured.get().encode()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import click
-import msgspec
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
+from zico.base.decoding import to_json
 from zico.base.errors import ConfigError
 from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with
 from zico.launch.doctor import Diagnosis, Finding, diagnose
@@ -31,7 +29,7 @@ def doctor(ctx: click.Context, *, as_json: bool, budget: str) -> int:
         raise ConfigError("no command after --: give a program and its arguments")
     found = diagnose(settings_with(["--budget", budget], n_jobs=1), argv)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        click.echo(to_json(found), nl=False)
     else:
         _show(found)
     return 0 if found.active else 1
@@ -39,7 +37,7 @@ def doctor(ctx: click.Context, *, as_json: bool, budget: str) -> int:
 
 def _show(found: Diagnosis) -> None:
     console = TextConsole()
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
+    table = console.empty_table()
     for column in ("check", "", "detail"):
         table.add_column(column, overflow="fold")
     for check in found.checks:

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 from click.core import ParameterSource
-from rich import box
-from rich.table import Table
 
 from zico.base import laboratory
+from zico.base.decoding import to_json
 from zico.base.errors import CommandError, ConfigError, ProblemError
 from zico.base.settings import DEFAULT_POLICY, DEFAULT_REGION_BYTES, HOST, cuda_region_bytes
 from zico.base.units import MIB, format_bytes, parse_size
@@ -27,7 +25,7 @@ from zico.report.console import TextConsole
 from zico.scheduler.policies import POLICIES, policy_named
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from zico.scheduler.fit import JobFit
     from zico.scheduler.simulate import Load
@@ -94,20 +92,18 @@ def fit(ctx: click.Context, /, **_given: object) -> int:
         about = "files: leave it out with --measure" if told["measure"] else "commands: add --measure"
         raise ConfigError(f"--{wrong[0].replace('_', '-')} is about {about}")
     if told["measure"]:
-        return _fit_commands(chosen, **{name: told[name] for name in _MEASURED})
+        return _fit_commands(chosen, told)
     if told["budget"] is None:
         raise ConfigError("--budget: say how much memory the jobs share, as in --budget 20GiB")
-    names = ("budget", "region", "policy", "save", "device_model", "whole", "as_json")
-    return _fit_files(tuple(map(Path, told["given"])), **{name: told[name] for name in names})
+    return _fit_files(tuple(map(Path, told["given"])), told)
 
 
 _DEFAULT = ParameterSource.DEFAULT
 _OF_FILES = {"save", "device_model", "whole"}
 _OF_COMMANDS = {"device", "mps", "seconds", "deadline"}
-_MEASURED = ("given", "budget", "region", "policy", "device", "mps", "seconds", "deadline", "as_json")
 
 
-def _fit_commands(chosen: Collection[str], **told: Any) -> int:  # noqa: ANN401 - options, as click has parsed them
+def _fit_commands(chosen: Collection[str], told: Mapping[str, Any]) -> int:
     """Measure commands; returns the exit code."""
     from zico.cli import measure
 
@@ -129,25 +125,16 @@ def _fit_commands(chosen: Collection[str], **told: Any) -> int:  # noqa: ANN401 
     )
 
 
-def _fit_files(  # noqa: PLR0913 - one parameter per option
-    files: tuple[Path, ...],
-    *,
-    budget: str,
-    region: str | None,
-    policy: str,
-    save: str,
-    device_model: str,
-    whole: bool,
-    as_json: bool,
-) -> int:
+def _fit_files(files: tuple[Path, ...], told: Mapping[str, Any]) -> int:
     """Compute whether traces fit; returns the exit code."""
     from zico.scheduler.fit import Answer
     from zico.scheduler.fit import fit as fit_together
     from zico.trace.files import read_trace
 
+    budget, save, policy = told["budget"], told["save"], policy_named(told["policy"])
     budget_bytes = _size("--budget", budget)
-    trace_of = {file: read_trace(file, whole=whole) for file in dict.fromkeys(files)}
-    region_bytes = _region(region, budget_bytes, [trace.origin.device for trace in trace_of.values()])
+    trace_of = {file: read_trace(file, whole=told["whole"]) for file in dict.fromkeys(files)}
+    region_bytes = _region(told["region"], budget_bytes, [trace.origin.device for trace in trace_of.values()])
     budget_regions = budget_bytes // region_bytes
     whole_bytes = budget_regions * region_bytes
     if whole_bytes != budget_bytes:
@@ -159,9 +146,9 @@ def _fit_files(  # noqa: PLR0913 - one parameter per option
     load_of = {file: _load(file, trace, region_bytes) for file, trace in trace_of.items()}
     loads = [dataclasses.replace(load_of[file], name=name) for file, name in zip(files, _names(files), strict=True)]
     points_of, asked = None, "zico fit without --save none"
-    if save != "none" or device_model:
-        points_of = laboratory.part("simulator.points", "points_on", asked)(device_model, save)
-    found = fit_together(loads, budget_regions, policy_named(policy), region_bytes)
+    if save != "none" or told["device_model"]:
+        points_of = laboratory.part("simulator.points", "points_on", asked)(told["device_model"], save)
+    found = fit_together(loads, budget_regions, policy, region_bytes)
     if points_of is not None and found.answer is not Answer.FITS:
         fit_saving = laboratory.part("simulator.saving", "fit_saving", asked)
         known = {}
@@ -170,11 +157,11 @@ def _fit_files(  # noqa: PLR0913 - one parameter per option
                 click.echo(f"zico: planning how {file.name} could do with less", err=True)
             known[file] = points_of(trace, len(files))  # takes half a minute
         points = [known[file] for file in files]
-        found = fit_saving(found, loads, points, budget_regions, policy_named(policy), region_bytes)
+        found = fit_saving(found, loads, points, budget_regions, policy, region_bytes)
     peak_bytes = found.peak * region_bytes
-    report = Report(found.answer.value, whole_bytes, region_bytes, policy, peak_bytes, found.reason, found.jobs)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    report = Report(found.answer.value, whole_bytes, region_bytes, told["policy"], peak_bytes, found.reason, found.jobs)
+    if told["as_json"]:
+        click.echo(to_json(report), nl=False)
     else:
         _show(report)
     return DOES_NOT_FIT if found.answer is Answer.NO else FITS
@@ -227,7 +214,7 @@ def _load(file: Path, trace: Trace, region_bytes: int) -> Load:
 
 def _show(report: Report) -> None:
     console = TextConsole()
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
+    table = console.empty_table()
     for column in ("job", "peak alone", "persistent", "iteration", "delay", "slower by"):
         table.add_column(column, no_wrap=True)
     table.add_column("reason")

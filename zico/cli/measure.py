@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from rich import box
-from rich.table import Table
 
+from zico.base.decoding import to_json
 from zico.base.errors import ConfigError
 from zico.base.settings import HOST, Setting, kind_of
 from zico.base.units import format_bytes
@@ -91,7 +90,7 @@ def run_measured(
     settings = dataclasses.replace(settings, mps=Setting(value=False, origin="--measure"))
     found = _measured(commands, settings, mps=mps, seconds=seconds, deadline_s=deadline_s)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        click.echo(to_json(found), nl=False)
     else:
         _show(found)
     return PAYS if found.pays else DOES_NOT_PAY
@@ -188,7 +187,7 @@ def has_mps() -> bool:
 
 def _show(found: Measured) -> None:
     console = TextConsole()
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
+    table = console.empty_table()
     titles = [f"together {way.options}".strip() for way in found.ways]
     for title in ("job", "alone", *titles):
         table.add_column(title, no_wrap=True, justify="left" if title == "job" else "right")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from zico.base.decoding import to_json
 from zico.base.errors import CommandError, ConfigError, ZicoError
 from zico.base.paths import SETTINGS_VARIABLE, settings_file
 from zico.base.settings import (
@@ -84,8 +85,8 @@ class SocketPath(click.ParamType):  # type: ignore[type-arg, unused-ignore] # cl
 SOCKET = SocketPath()
 
 
-class _ReadsSettings(click.Command):
-    """Has settings, which the user's settings file gives where nothing else does."""
+class PoolCommand(click.Command):
+    """A command with settings, which the user's settings file gives where nothing else does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the file, unless only help is wanted or nothing is a setting, then parse."""
@@ -100,11 +101,7 @@ class _ReadsSettings(click.Command):
         return super().parse_args(ctx, args)
 
 
-class PoolCommand(_ReadsSettings):
-    """A command with settings."""
-
-
-class PoolGroup(_ReadsSettings, click.Group):
+class PoolGroup(PoolCommand, click.Group):
     """A command with settings that also has commands of its own."""
 
 
@@ -201,14 +198,14 @@ def settings_with(words: Sequence[str], n_jobs: int | None = None) -> Settings:
     return _resolved(given, devices_of(given)[0], n_jobs)
 
 
-def settings_from(ctx: click.Context, n_jobs: int | None = None) -> Settings:
-    """Return the settings of a command about one device and this machine, for so many jobs if that is known.
+def settings_from(ctx: click.Context) -> Settings:
+    """Return the settings of a command about one device and this machine.
 
     Raises:
         ConfigError: One of them cannot be used, or several devices are given.
     """
     given = given_in(ctx)
-    return _resolved(given, device_of(given), n_jobs)
+    return _resolved(given, device_of(given), None)
 
 
 def settings_of_each(
@@ -314,6 +311,52 @@ def errors_end_with(exit_code: int) -> Iterator[None]:
         raise CommandError(str(error), exit_code=exit_code) from error
 
 
+# -- files that options name -----------------------------------------------------------------------
+
+STDOUT = Path("-")
+"""Options that name a file take this for standard output."""
+
+
+def check_outputs(json_path: Path | None, report_dir: Path | None) -> None:
+    """Refuse outputs that could not be written, before the work and not after it; makes the report's directory.
+
+    Raises:
+        ConfigError: One of them could not.
+    """
+    if json_path is not None and json_path != STDOUT and not json_path.parent.is_dir():
+        raise ConfigError(f"--json: the directory {str(json_path.parent)!r} does not exist")
+    if report_dir is not None:
+        try:
+            report_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--report: cannot write to {str(report_dir)!r}: {error.strerror}") from None
+
+
+def write_json(found: object, path: Path | None) -> None:
+    """Write figures to a file, atomically, or to stdout; ``None``: nowhere.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    from zico.report.files import write_atomically
+
+    if path == STDOUT:
+        click.echo(to_json(found), nl=False)
+    elif path is not None:
+        write_atomically(path, to_json(found))
+
+
+@contextlib.contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Let a file that cannot be written inside end the command."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be written ({error.strerror}): give another path", exit_code=1) from error
+
+
+# --------------------------------------------------------------------------------------------------
+
 ANSWER_S = 5.0
 """A broker may take so long to answer a command."""
 
@@ -335,8 +378,6 @@ def share_text(share: Share) -> str:
 whole_option = click.option(
     "--whole", is_flag=True, help="Take a trace as one iteration, such as a snapshot of one or two steps."
 )
-STDOUT = Path("-")
-"""Options that name a file take this for standard output."""
 AFTER_DASHES = "zico.after_dashes"
 """Key in ``click.Context.meta``; absent without ``--``."""
 WORDS = "zico.words"

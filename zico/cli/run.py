@@ -15,29 +15,20 @@ from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
 from zico.cli.daemon import find_daemons, renamed, tell_settings
 from zico.cli.display import Display
-from zico.cli.options import (
-    AFTER_DASHES,
-    STDOUT,
-    WORDS,
-    DashesCommand,
-    pool_options,
-    setting,
-)
+from zico.cli.options import WORDS, DashesCommand, check_outputs, pool_options, setting, write_json
 from zico.cli.sweep import (
+    RESULTS_NAME,
     create_file,
+    named_commands,
     new_sweep,
     owners_of,
     parse_at_most,
-    refuse_beside_resume,
+    refuse_beside,
     resumed_words,
     run_sweep,
     targets_of,
-    write_json_of,
-    write_results,
-    write_table_of,
 )
 from zico.launch.figures import run_report
-from zico.launch.jobs import Command, name_commands, split_commands
 from zico.launch.supervisor import supervise
 from zico.launch.sweep_file import Sweep, SweepFile
 from zico.report.files import (
@@ -48,18 +39,20 @@ from zico.report.files import (
     PICTURE_NAME,
     RECORD_NAME,
     TRACE_NAME,
+    markdown,
     of_device,
+    write_atomically,
     write_jobs,
-    write_json,
-    write_markdown,
 )
-from zico.report.model import RunReport, read_record, to_json
+from zico.report.model import RunReport, read_record
+from zico.report.sweep import write_sweep_table
 from zico.report.table import write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from zico.base.settings import Setting, Settings
+    from zico.launch.jobs import Command
     from zico.report.model import Record
 
 EPILOG = """A single command may also follow --: zico run -- CMD ARG ...
@@ -148,12 +141,10 @@ def run(
     ctx: click.Context,
     /,
     *,
-    names: tuple[str, ...],
     json_path: Path | None,
     report_dir: Path | None,
     quiet: bool,
-    commands: tuple[str, ...],
-    **_settings: object,
+    **_others: object,
 ) -> int:
     """Run each CMD as a job. All jobs share one memory budget.
 
@@ -170,7 +161,7 @@ def run(
         return _resume(ctx)
     if any(ctx.params[name] for name in ("grids", "jobs_file", "at_most")):
         return _sweep(ctx, new_sweep(ctx), None)
-    named = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
+    named = named_commands(ctx)
     daemons, devices = find_daemons(ctx, len(named))
     taken = {job.name for found in daemons if found.status is not None for job in found.status.jobs}
     wanted = renamed(_with_shares(named, devices), taken)
@@ -181,11 +172,11 @@ def run(
         outcome = supervise(wanted, targets_of(devices, report_dir, joins), display)
     report, code = run_report(outcome, devices), outcome.exit_code
     write_table(report, sys.stderr)
-    return _written(code, lambda: _write_json(report, json_path), lambda: _write_report(report, report_dir))
+    return _written(code, lambda: write_json(report, json_path), lambda: _write_report(report, report_dir))
 
 
 def _resume(ctx: click.Context) -> int:
-    refuse_beside_resume(ctx)
+    refuse_beside(ctx, "--resume", "jobs_file", "grids", "names", "commands")
     with SweepFile.resume(ctx.params["resume"]) as file:
         words = resumed_words(file, ctx.meta[WORDS])
         with ctx.command.make_context(ctx.info_name, words, parent=ctx.parent) as then:
@@ -209,21 +200,10 @@ def _sweep(ctx: click.Context, sweep: Sweep, file: SweepFile | None) -> int:
     return _written(
         code,
         lambda: _write_report(report, report_dir),
-        lambda: write_table_of(results),
-        lambda: write_json_of(results, json_path),
-        lambda: write_results(results, report_dir),
+        lambda: write_sweep_table(results, sys.stderr),
+        lambda: write_json(results, json_path),
+        lambda: write_json(results, report_dir and report_dir / RESULTS_NAME),
     )
-
-
-def _commands(
-    texts: tuple[str, ...], after_dashes: tuple[str, ...] | None, names: tuple[str, ...]
-) -> tuple[Command, ...]:
-    """Return the commands, be they texts to split or one that is split already."""
-    if after_dashes is None:
-        return split_commands(texts, names)
-    if texts:
-        raise ConfigError(f"{texts[0]!r} stands before --: give all commands before it, or one command after it")
-    return name_commands([after_dashes] if after_dashes else [], names)
 
 
 def _with_shares(commands: tuple[Command, ...], devices: Sequence[Settings]) -> tuple[Command, ...]:
@@ -255,13 +235,11 @@ def _told(chosen: Mapping[str, Setting[str]]) -> tuple[dict[str, str], dict[str,
 
 
 def _prepare(json_path: Path | None, report_dir: Path | None, devices: Sequence[Settings]) -> None:
-    """Refuse outputs that could not be written, before hours of training rather than after them."""
-    if json_path is not None and json_path != STDOUT and not json_path.parent.is_dir():
-        raise ConfigError(f"--json: the directory {str(json_path.parent)!r} does not exist")
+    """Refuse outputs that could not be written, and remove those of an earlier run that this one may not write."""
+    check_outputs(json_path, report_dir)
     if report_dir is None:
         return
     try:
-        report_dir.mkdir(parents=True, exist_ok=True)
         for name in (RECORD_NAME, PICTURE_NAME, PAGE_NAME, TRACE_NAME, JOBS_NAME):
             for settings in devices:
                 found = of_device(name, settings.device.value, several=len(devices) > 1)
@@ -281,13 +259,6 @@ def _written(code: int, *writers: Callable[[], None]) -> int:
     return code
 
 
-def _write_json(report: RunReport, json_path: Path | None) -> None:
-    if json_path == STDOUT:
-        click.echo(to_json(report), nl=False)
-    elif json_path is not None:
-        write_json(report, json_path)
-
-
 def _write_report(report: RunReport | None, report_dir: Path | None) -> None:
     if report is not None and report_dir is not None:
         from zico.report.page import write_page
@@ -300,7 +271,7 @@ def _write_report(report: RunReport | None, report_dir: Path | None) -> None:
             if picture is not None:
                 pictures[of_one.device] = picture
             write_page(of_one, record, report_dir / of_device(PAGE_NAME, of_one.device, several=several))
-        write_markdown(report, report_dir / MARKDOWN_NAME, pictures=pictures)
+        write_atomically(report_dir / MARKDOWN_NAME, markdown(report, pictures=pictures).encode())
         click.echo(f"zico: report in {report_dir}", err=True)
 
 

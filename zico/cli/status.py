@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
-from rich import box
-from rich.table import Table
 
+from zico.base.decoding import to_json
 from zico.base.units import format_bytes
 from zico.cli.brokers import Brokers, broker_options
 from zico.cli.options import share_text
@@ -37,7 +35,7 @@ def status(*, socket: Path | None, device: str | None, as_json: bool) -> int:
         found = brokers.look()
     if as_json:
         told = [status for _, status in found] if len(found) > 1 else found[0][1]
-        click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2))
+        click.echo(to_json(told), nl=False)
     else:
         for path, status in found:
             _show(path, status)
@@ -57,7 +55,7 @@ def _show(path: Path, found: Status) -> None:
         console.print(found.fault, markup=False, soft_wrap=True)
     for line in outside_lines(found.context_bytes, found.foreign_bytes):
         console.print(line)
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
+    table = console.empty_table()
     for column in COLUMNS:
         table.add_column(column, no_wrap=True)
     for job in found.jobs:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 import msgspec
 
 from zico.base.decoding import fields_for
@@ -16,7 +14,7 @@ from zico.base.errors import ConfigError
 from zico.base.units import parse_whole
 from zico.cli.daemon import tell_settings
 from zico.cli.display import Display
-from zico.cli.options import AFTER_DASHES, STDOUT, WORDS
+from zico.cli.options import AFTER_DASHES, WORDS
 from zico.launch.figures import run_report
 from zico.launch.jobs import MAX_COMMANDS, Command, name_commands, split_commands
 from zico.launch.pools import Target
@@ -24,11 +22,13 @@ from zico.launch.queue import Queue, Unlimited
 from zico.launch.supervisor import supervise
 from zico.launch.sweep import MAX_JOBS, grid_jobs, parse_grids, read_jobs_file
 from zico.launch.sweep_file import Sweep, SweepFile
-from zico.report.files import RECORD_NAME, of_device, write_atomically
-from zico.report.sweep import SweepReport, SweepRow, sweep_json, write_sweep_table
+from zico.report.files import RECORD_NAME, of_device
+from zico.report.sweep import SweepReport, SweepRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import click
 
     from zico.base.settings import Settings
     from zico.cli.daemon import Found
@@ -79,16 +79,12 @@ def new_sweep(ctx: click.Context) -> Sweep:
     return Sweep(directory=str(Path.cwd()), words=ctx.meta[WORDS], jobs=_jobs(ctx))
 
 
-def refuse_beside_resume(ctx: click.Context) -> None:
-    """Refuse options that say which jobs there are: the sweep's file has them.
+def refuse_beside(ctx: click.Context, what: str, *others: str) -> None:
+    """Refuse options beside one that names a file which says which jobs there are.
 
     Raises:
         ConfigError: There is one.
     """
-    _refuse_beside(ctx, "--resume", "jobs_file", "grids", "names", "commands")
-
-
-def _refuse_beside(ctx: click.Context, what: str, *others: str) -> None:
     called = {"jobs_file": "--jobs-file", "grids": "--grid", "names": "--name", "commands": "a command"}
     for name in others:
         if ctx.params[name] or (name == "commands" and AFTER_DASHES in ctx.meta):
@@ -97,18 +93,24 @@ def _refuse_beside(ctx: click.Context, what: str, *others: str) -> None:
 
 
 def _jobs(ctx: click.Context) -> tuple[SweepJob, ...]:
-    after_dashes = ctx.meta.get(AFTER_DASHES)
-    names, commands = ctx.params["names"], ctx.params["commands"]
     if ctx.params["jobs_file"] is not None:
-        _refuse_beside(ctx, "--jobs-file", "grids", "names", "commands")
+        refuse_beside(ctx, "--jobs-file", "grids", "names", "commands")
         return read_jobs_file(ctx.params["jobs_file"])
+    return grid_jobs(named_commands(ctx, MAX_JOBS), parse_grids(ctx.params["grids"]))
+
+
+def named_commands(ctx: click.Context, most: int = MAX_COMMANDS) -> tuple[Command, ...]:
+    """Return the commands of a command line, be they texts to split or one that is split already.
+
+    Raises:
+        ConfigError: There are both, none or too many, or one cannot be.
+    """
+    names, texts, after_dashes = ctx.params["names"], ctx.params["commands"], ctx.meta.get(AFTER_DASHES)
     if after_dashes is None:
-        named = split_commands(commands, names, MAX_JOBS)
-    elif commands:
-        raise ConfigError(f"{commands[0]!r} stands before --: give all commands before it, or one command after it")
-    else:
-        named = name_commands([after_dashes] if after_dashes else [], names)
-    return grid_jobs(named, parse_grids(ctx.params["grids"]))
+        return split_commands(texts, names, most)
+    if texts:
+        raise ConfigError(f"{texts[0]!r} stands before --: give all commands before it, or one command after it")
+    return name_commands([after_dashes] if after_dashes else [], names)
 
 
 def create_file(sweep: Sweep, jobs_file: Path | None, report_dir: Path | None) -> SweepFile:
@@ -233,25 +235,6 @@ def _exit_code(report: SweepReport, outcome: Outcome | None) -> int:
     if not report.left:
         return 0
     return _SIGNALLED + outcome.signum if outcome is not None and outcome.signum else 1
-
-
-def write_table_of(report: SweepReport) -> None:
-    """Write the table to standard error."""
-    write_sweep_table(report, sys.stderr)
-
-
-def write_json_of(report: SweepReport, json_path: Path | None) -> None:
-    """Write the JSON where it is wanted."""
-    if json_path == STDOUT:
-        click.echo(sweep_json(report), nl=False)
-    elif json_path is not None:
-        write_atomically(json_path, sweep_json(report))
-
-
-def write_results(report: SweepReport, report_dir: Path | None) -> None:
-    """Write the JSON beside the report."""
-    if report_dir is not None:
-        write_atomically(report_dir / RESULTS_NAME, sweep_json(report))
 
 
 def _is_utf8(text: str) -> bool:

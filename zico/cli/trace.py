@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from zico.base import laboratory
-from zico.base.errors import CommandError, ConfigError, TraceError
+from zico.base.decoding import to_json
+from zico.base.errors import ConfigError, TraceError
 from zico.base.rundir import run_directory
 from zico.base.settings import OPS_VARIABLE
 from zico.base.units import format_bytes
 from zico.cli.display import Display
-from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with, whole_option
+from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with, whole_option, writing_to
 from zico.launch.jobs import name_commands
 from zico.launch.pools import Target
 from zico.launch.recording import Recording
@@ -27,14 +24,11 @@ from zico.launch.supervisor import supervise
 from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from zico.planning.packing.from_trace import IterationProblem
     from zico.trace.events import Trace
     from zico.trace.summary import OperationFigures, TraceSummary
-
-    Build = Callable[[], Callable[[], object]]
-
 
 # --------------------------------------------------------------------------------------------------
 # ``zico trace -o FILE -- CMD``: run an unmodified program and record what its iterations do to
@@ -115,7 +109,7 @@ def show(  # noqa: PLR0913 - one parameter per option
     found = iteration_problem(trace, iteration)
     summary = summarise(trace, found.life, found.iterations, found.iteration, found.classes)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2))
+        click.echo(to_json(summary), nl=False)
     else:
         _print(summary)
     written = _written(trace, found, chrome, snapshot, csv) + _drawn(summary, found, file, picture)
@@ -159,7 +153,7 @@ def _drawn(summary: TraceSummary, found: IterationProblem, file: Path, picture: 
     path = picture or file.with_suffix(".png")
     title = f"{summary.job or file.name} on {summary.device}, iteration {summary.iteration}"
     try:
-        with _translated(path):
+        with writing_to(path):
             labels = [kind.label for kind in TensorClass]
             write_trace_picture(title, iteration.tick_ns, np.array(bytes_of), labels, path)
     except ConfigError:
@@ -172,17 +166,9 @@ def _drawn(summary: TraceSummary, found: IterationProblem, file: Path, picture: 
 def _write(path: Path, content: bytes) -> Path:
     from zico.report.files import write_atomically
 
-    with _translated(path):
+    with writing_to(path):
         write_atomically(path, content)
     return path
-
-
-@contextlib.contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CommandError(f"{path}: cannot be written ({error.strerror}): give another path", exit_code=1) from error
 
 
 def _print(summary: TraceSummary) -> None:
@@ -194,23 +180,17 @@ def _print(summary: TraceSummary) -> None:
     if summary.dropped:
         text = f"{summary.dropped} events are missing: the recorder could not keep up, and the figures are too low"
         console.print(text, style="yellow", soft_wrap=True)
-    plain = not console.is_terminal
-    console.print(
-        _table(
-            ("class", "tensors", "at the peak", "mean lifetime"),
-            [
-                (it.name, str(it.tensors), format_bytes(it.peak_bytes), format_seconds(it.mean_lifetime_s))
-                for it in summary.classes
-            ],
-            plain=plain,
-        )
-    )
+    classes = [
+        (it.name, str(it.tensors), format_bytes(it.peak_bytes), format_seconds(it.mean_lifetime_s))
+        for it in summary.classes
+    ]
+    _print_table(console, ("class", "tensors", "at the peak", "mean lifetime"), classes)
     for title, last, figures in (
         ("allocated by, of what is alive at the peak", "at the peak", summary.operations_by_bytes),
         ("operations that take longest", "time", summary.operations_by_time),
     ):
         if any(it.name != UNNAMED for it in figures):
-            console.print(_table((title, "count", last), [_row(it) for it in figures], plain=plain))
+            _print_table(console, (title, "count", last), [_row(it) for it in figures])
 
 
 def _lines(summary: TraceSummary) -> Iterator[str]:
@@ -244,13 +224,13 @@ def _row(figures: OperationFigures) -> tuple[str, str, str]:
     return figures.name, str(figures.count), last
 
 
-def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]], *, plain: bool) -> Table:
-    table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
+def _print_table(console: TextConsole, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    table = console.empty_table()
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    return table
+    console.print(table)
 
 
 def format_seconds(duration_s: float) -> str:

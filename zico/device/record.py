@@ -9,29 +9,6 @@ from zico.base.records import I4, I8, Numbers, Record, dtype_of
 HOST = 0
 CUDA = 1
 
-FUNCTIONS = (
-    "cuMemCreate",
-    "cuMemImportFromShareableHandle",
-    "cuMemRelease",
-    "cuMemMap",
-    "cuMemUnmap",
-    "cuMemSetAccess",
-    "cuCtxGetCurrent",
-    "cuCtxSetCurrent",
-    "cuCtxSynchronize",
-    "cuStreamWaitValue64_v2",
-    "cuStreamWriteValue64_v2",
-    "cuStreamSynchronize",
-    "cuStreamQuery",
-    "cuStreamIsCapturing",
-    "cuThreadExchangeStreamCaptureMode",
-    "cuLaunchKernel",
-)
-"""Functions of the CUDA driver that compiled code calls, each by its address in the field of the same name."""
-
-MANAGED_FUNCTIONS = ("cuMemPrefetchAsync_v2",)
-"""Further ones for memory that the driver manages, which drivers before CUDA 12.2 do not have."""
-
 
 class Access(Record, align=False):
     """``CUmemAccessDesc`` of cuda.h (12 bytes)."""
@@ -60,7 +37,7 @@ class DeviceRecord(Record, align=False):
     access: Access
     pinned_properties: Annotated[Numbers, "u8", (4,)]  # of the host: CUmemAllocationProp, 32 bytes from CUDA 10.2 on
     created: I8  # where cuMemCreate and cuMemImportFromShareableHandle write
-    # Addresses of FUNCTIONS.
+    # Addresses of the driver's functions.
     cuMemCreate: I8
     cuMemImportFromShareableHandle: I8
     cuMemRelease: I8
@@ -80,6 +57,8 @@ class DeviceRecord(Record, align=False):
 
 
 DEVICE = dtype_of(DeviceRecord)
+FUNCTIONS = DEVICE.names[DEVICE.names.index("cuMemCreate") :]
+"""Functions of the CUDA driver that compiled code calls, each by its address in the field of the same name."""
 
 
 class Mover(Record, align=False):
@@ -89,8 +68,10 @@ class Mover(Record, align=False):
     stream: I8  # on which memory moves
     to_device: I8  # CUmemLocation, 8 bytes that are passed in one register
     to_host: I8
-    # Addresses of MANAGED_FUNCTIONS.
+    # Address of a function that drivers before CUDA 12.2 do not have.
     cuMemPrefetchAsync_v2: I8
 
 
 MOVER = dtype_of(Mover)
+MANAGED_FUNCTIONS = ("cuMemPrefetchAsync_v2",)
+"""Further ones for memory that the driver manages."""

@@ -29,7 +29,7 @@ from zico.base.errors import BrokerError, ZicoError
 from zico.broker import transport
 from zico.broker.client import BrokerClient
 from zico.broker.notes import read_head
-from zico.broker.starting import await_ready
+from zico.broker.starting import await_ready, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,8 +143,7 @@ class KeptBroker:
                 end_s = time.monotonic() + READY_S
                 told = await_ready(ready.fileno(), READY_S, lambda _text: None)
             launcher.wait(timeout=max(KILL_S, end_s - time.monotonic()))
-            said.seek(0)
-            lines = said.read().decode(errors="replace").strip().splitlines()
+            lines = lines_of(said)
         # Another process may have been quicker: then that one's broker is looked after.
         if not told and not any("another broker lives" in line for line in lines):
             reason = lines[-1].removeprefix("zico: ") if lines else f"it was not ready within {READY_S:.0f} s"

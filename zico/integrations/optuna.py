@@ -98,7 +98,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _tell(trial: Any, found: Figures | None) -> None:  # noqa: ANN401 - an optuna.Trial
-    """Write a trial's figures down, if there are any."""
     if found is not None:
         trial.set_user_attr(PEAK_BYTES, found.peak_bytes)
         trial.set_user_attr(WAITED_S, found.waited_s)

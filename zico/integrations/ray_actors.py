@@ -175,8 +175,12 @@ def broker(node: str, device: str, options: Mapping[str, str]) -> Any:  # noqa: 
 
 def known_broker(node: str, device: str) -> Any | None:  # noqa: ANN401 - a handle of an actor
     """Return the actor that keeps the broker of a node's device, if there is one."""
+    return _known(f"broker-{pool_name(node, device)}")
+
+
+def _known(name: str) -> Any | None:  # noqa: ANN401 - a handle of an actor
     try:
-        return ray.get_actor(f"broker-{pool_name(node, device)}", NAMESPACE)
+        return ray.get_actor(name, NAMESPACE)
     except ValueError:
         return None
 
@@ -199,13 +203,6 @@ def end(brokers: Sequence[Any]) -> None:
     """End brokers with their actors, and the order of gangs."""
     asked = [actor.end.remote() for actor in brokers]
     ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else None
-    for actor in (*brokers, _known_order()):
+    for actor in (*brokers, _known(ORDER_NAME)):
         if actor is not None:
             ray.kill(actor)
-
-
-def _known_order() -> Any | None:  # noqa: ANN401 - a handle of an actor
-    try:
-        return ray.get_actor(ORDER_NAME, NAMESPACE)
-    except ValueError:
-        return None

@@ -15,9 +15,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from zico.base.settings import RUN_VARIABLE
+from zico.base.settings import RUN_VARIABLE, job_name
 from zico.job import session
-from zico.job.settings import job_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,7 +24,7 @@ from zico.base.units import format_bytes
 from zico.broker.devices import devices_here, has_usable_driver
 from zico.broker.outside import use_now
 from zico.launch.figures import run_report
-from zico.launch.jobs import Command, job_environment
+from zico.launch.jobs import Command, Listener, job_environment
 from zico.launch.outsiders import PYTHON, blocking_flag
 from zico.launch.pools import Target
 from zico.launch.supervisor import supervise
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from zico.broker.devices import DeviceFacts
     from zico.broker.outside import DeviceUse
     from zico.launch.jobs import Stream
-    from zico.report.model import JobFigures, Snapshot
+    from zico.report.model import JobFigures
 
 
 # --------------------------------------------------------------------------------------------------
@@ -113,7 +113,6 @@ _GAIN = "zico fit --measure --mps says what jobs gain by it"
 
 
 def _mps_check(environ: Mapping[str, str]) -> Check:
-    """Say how jobs would share a GPU; both ways work."""
     daemon = daemon_at(environ)
     if daemon is not None:
         return Check("MPS", passed=True, detail=f"a daemon runs at {daemon}: jobs' kernels overlap")
@@ -229,10 +228,8 @@ class Diagnosis:
     schema_version: str = SCHEMA
 
 
-class _Collector:
-    """A listener that only keeps what is said."""
-
-    interval_s = 3600.0
+class _Collector(Listener):
+    """Only keeps what is said."""
 
     def __init__(self) -> None:
         self.lines: dict[str, list[str]] = {}
@@ -241,14 +238,8 @@ class _Collector:
         del stream  # both are searched
         self.lines.setdefault(name, []).extend(line.decode(errors="replace") for line in lines)
 
-    def message(self, text: str) -> None:
-        del text  # nobody is watching this run
-
     def problem(self, text: str) -> None:
         self.lines.setdefault("", []).append(text)
-
-    def progress(self, snapshot: Snapshot) -> None:
-        del snapshot  # nobody is watching this run
 
 
 def diagnose(settings: Settings, argv: Sequence[str] = ()) -> Diagnosis:

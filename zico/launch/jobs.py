@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import zico.launch
 from zico.base.errors import ConfigError
@@ -242,10 +242,10 @@ class Stream(enum.Enum):
     STDERR = "stderr"
 
 
-class Listener(Protocol):
-    """Whoever shows the run. Calls come one at a time, from the thread that runs the supervisor."""
+class Listener:
+    """Whoever shows the run, nothing of it as it is here; called by the supervisor's thread, once at a time."""
 
-    interval_s: float
+    interval_s = 3600.0
     """How often to be told of the progress."""
 
     def output(self, name: str, stream: Stream, lines: list[bytes]) -> None:

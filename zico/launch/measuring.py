@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from zico.base.errors import CommandError
+from zico.launch.jobs import Listener
 from zico.launch.supervisor import supervise
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ class Window:
         return found
 
 
-class _Watch:
-    """A listener that counts, and tells when the jobs may end."""
+class _Watch(Listener):
+    """Counts, and tells when the jobs may end."""
 
     interval_s = LOOK_S
 
@@ -134,9 +135,6 @@ class _Watch:
         said = [line for line in lines if line.strip()]
         if said:
             self.words[name] = said[-1].decode(errors="replace").strip()
-
-    def message(self, text: str) -> None:
-        del text  # the measurement has words of its own
 
     def problem(self, text: str) -> None:
         self._tell(text)

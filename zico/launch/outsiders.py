@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 from zico.base.settings import SOCKET_VARIABLE
 from zico.job.session import starts_launcher
 from zico.launch.jobs import INJECT
+from zico.launch.watchdog import PROC, processes
 from zico.report.model import OutsideProcess
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ UNKNOWN_AFTER_S = 60.0
 MOST = 16
 """Processes of one job that are reported."""
 
-PROC = Path("/proc")
 LIBRARIES = {
     "torch": re.compile(rb"^.*(/\S*/libc10\.so)$", re.MULTILINE),
     "tensorflow": re.compile(rb"^.*(/\S*/libtensorflow_framework\.so[.\d]*)$", re.MULTILINE),
@@ -277,18 +277,8 @@ def _report(process: _Process) -> OutsideProcess:
 
 def _processes() -> list[tuple[int, int, int, int, int]]:
     """Return (pid, parent, session, start, bytes of address space) of every process that lives, the oldest first."""
-    found = []
-    for pid in sorted(int(entry.name) for entry in os.scandir(PROC) if entry.name.isdigit()):
-        try:
-            stat = (PROC / str(pid) / "stat").read_text(errors="replace")
-        except OSError:
-            continue
-        # The command name stands in brackets and may contain spaces and brackets itself. The
-        # fields are those of proc_pid_stat(5).
-        fields = stat.rpartition(")")[2].split()
-        if fields[0] not in "ZXx" or int(fields[17]) > 1:  # a process lives whose first thread has ended before others
-            found.append((pid, int(fields[1]), int(fields[3]), int(fields[19]), int(fields[20])))
-    return sorted(found, key=itemgetter(3))  # a stable order: of one clock tick by number
+    found = [(pid, int(its[1]), int(its[3]), int(its[19]), int(its[20])) for pid, its in processes()]
+    return sorted(found, key=itemgetter(3, 0))  # of one clock tick by number
 
 
 def _look_at(process: _Process, now_s: float) -> None:

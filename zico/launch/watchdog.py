@@ -44,7 +44,7 @@ def members(session: int) -> dict[int, int]:
     Meaningful only while the leader has not been reaped or others of it live: after that, the
     number may be reused.
     """
-    return {pid: group for pid, group, its_session in _processes() if its_session == session}
+    return {pid: int(fields[2]) for pid, fields in processes() if int(fields[3]) == session}
 
 
 def send(sessions: Iterable[int], signum: int) -> int:
@@ -67,8 +67,11 @@ def send(sessions: Iterable[int], signum: int) -> int:
     return len(found)
 
 
-def _processes() -> Iterator[tuple[int, int, int]]:
-    """Yield (pid, process group, session) of every process that lives, also of one whose first thread has ended."""
+def processes() -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of every process that lives, also if its first thread has ended, and its ``stat``.
+
+    The fields are those of proc_pid_stat(5) from the state on: that is 0, and the parent 1.
+    """
     for entry in os.scandir(PROC):
         if not entry.name.isdigit():
             continue
@@ -78,9 +81,8 @@ def _processes() -> Iterator[tuple[int, int, int]]:
             continue
         # The command name stands in brackets and may contain spaces and brackets itself.
         fields = stat.rpartition(")")[2].split()
-        state, _, group, session = fields[:4]
-        if state not in _DEAD_STATES or int(fields[_THREADS_FIELD]) > 1:
-            yield int(entry.name), int(group), int(session)
+        if fields[0] not in _DEAD_STATES or int(fields[_THREADS_FIELD]) > 1:
+            yield int(entry.name), fields
 
 
 # --------------------------------------------------------------------------------------------------

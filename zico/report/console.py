@@ -10,7 +10,9 @@ from __future__ import annotations
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from zico.broker.protocol.messages import visible
 
@@ -29,6 +31,10 @@ class TextConsole(Console):
         found = outfile or sys.stdout
         width = None if found.isatty() else PLAIN_WIDTH
         super().__init__(file=outfile, width=width, markup=False, emoji=False, highlight=False)
+
+    def empty_table(self) -> Table:
+        """Return a table without columns yet, framed as suits this console."""
+        return Table(box=box.SIMPLE_HEAD if self.is_terminal else box.ASCII2, pad_edge=False)
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - rich's own
         """Return the text as rich draws it, also in the cells of a table."""

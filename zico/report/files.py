@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from zico.report.model import RunReport, to_json
 from zico.report.table import (
     SAVING_COLUMNS,
     TIME_COLUMNS,
@@ -24,7 +23,7 @@ from zico.report.table import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from zico.report.model import Record
+    from zico.report.model import Record, RunReport
 
 JSON_NAME = "report.json"
 MARKDOWN_NAME = "report.md"
@@ -67,16 +66,6 @@ def _replace(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-
-def write_json(report: RunReport, path: Path) -> None:
-    """Write the report as JSON to ``path``, atomically."""
-    write_atomically(path, to_json(report))
-
-
-def write_markdown(report: RunReport, path: Path, *, pictures: Mapping[str, str]) -> None:
-    """Write the table, the pools' figures and the pictures' links to ``path``, atomically."""
-    write_atomically(path, markdown(report, pictures=pictures).encode())
 
 
 def write_jobs(record: Record, path: Path) -> bool:

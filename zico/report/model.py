@@ -207,11 +207,6 @@ def jain_index(values: Sequence[float]) -> float:
     return sum(values) ** 2 / squares if squares else 0.0
 
 
-def to_json(report: RunReport) -> bytes:
-    """Return the report as indented JSON with a line end."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-
-
 class JobProgress(msgspec.Struct, frozen=True):
     """One command of a run in progress."""
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zico.base.decoding import to_json
 from zico.base.units import GIB, MIB, format_bytes
 from zico.broker.protocol.messages import WaitKind
 from zico.report.attribution import PARTS, Attribution
 from zico.report.files import write_atomically
-from zico.report.model import to_json
 from zico.report.picture import COLOURS, OUT_LABEL, WAIT_LABELS, fullest_rows, in_order, last_iterations, whole_span
 from zico.report.table import (
     SAVING_COLUMNS,

@@ -104,7 +104,8 @@ def _drawn(figure_class: type[Figure], report: RunReport, record: Record) -> Fig
         axes[1].set_title("its last iterations", loc="left", fontsize=9, color=INK)
         axes[0].axvspan(last.start_s, last.stop_s, facecolor="none", edgecolor=INK, linewidth=1.2)
     axes[-1].set_xlabel("seconds since the broker began")
-    figure.suptitle(_title(report), fontsize=12, color=INK)
+    title = f"zico run on {report.device}, policy {report.policy}, budget {report.budget_told}"
+    figure.suptitle(f"{title}: {report.peaks_told}" if report.peaks_told else title, fontsize=12, color=INK)
     _draw_legend(figure, report, record)
     return figure
 
@@ -149,11 +150,7 @@ def fullest_rows(record: Record, span: Span) -> npt.NDArray[np.int64]:
     first = max(0, int(np.searchsorted(record.t_s, span.start_s, side="right")) - 1)
     last = int(np.searchsorted(record.t_s, span.stop_s, side="right"))
     rows = np.arange(first, max(last, first + 1), dtype=np.int64)
-    if len(rows) <= MAX_COLUMNS:
-        return rows
-    totals = record.held_bytes[rows].sum(axis=1)
-    bounds = np.linspace(0, len(rows), MAX_COLUMNS + 1).astype(np.int64)
-    return np.array([rows[a + int(np.argmax(totals[a:b]))] for a, b in itertools.pairwise(bounds)])
+    return rows[fullest_ticks(record.held_bytes[rows].sum(axis=1))]
 
 
 def _draw_memory(axis: Axes, report: RunReport, record: Record, span: Span) -> None:
@@ -245,16 +242,10 @@ def _draw_legend(figure: Figure, report: RunReport, record: Record) -> None:
 
 
 def _dress(axis: Axes, span: Span) -> None:
-    """Give an axis the look that all panels share."""
     axis.set_xlim(span.start_s, span.stop_s)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color="#DDDDDD", linewidth=0.6)
     axis.set_axisbelow(True)
-
-
-def _title(report: RunReport) -> str:
-    title = f"zico run on {report.device}, policy {report.policy}, budget {report.budget_told}"
-    return f"{title}: {report.peaks_told}" if report.peaks_told else title
 
 
 def _colours(count: int) -> Sequence[str]:
@@ -316,13 +307,10 @@ def draw_trace(title: str, tick_ns: NDArray[np.int64], bytes_of: NDArray[np.int6
     ]
     axis.stackplot(x, y, labels=labels, colors=COLOURS[: len(classes)], step="post", linewidth=0, alpha=0.9)
     axis.axvline(at[peak], color=INK, linewidth=1.0, linestyle=(0, (1, 2)), label=f"peak {format_bytes(peak_bytes)}")
-    axis.set_xlim(at[0], at[-1])
+    _dress(axis, Span(at[0], at[-1]))
     axis.set_ylim(0, 1.05 * peak_bytes / unit_bytes)
     axis.set_ylabel(unit)
     axis.set_xlabel("milliseconds" if is_timed else "allocations and frees")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(axis="y", color="#DDDDDD", linewidth=0.6)
-    axis.set_axisbelow(True)
     figure.suptitle(title, fontsize=12, color=INK)
     figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return figure

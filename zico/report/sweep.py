@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import IO, TYPE_CHECKING
 
 import msgspec
-from rich import box
-from rich.table import Table
 
 from zico.base.units import format_bytes
 from zico.report.console import TextConsole
@@ -46,15 +44,10 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
         return sum(row.exit_code is None for row in self.jobs)
 
 
-def sweep_json(report: SweepReport) -> bytes:
-    """Return the report as indented JSON with a line end."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-
-
 def write_sweep_table(report: SweepReport, outfile: IO[str]) -> None:
     """Write a row for each job to ``outfile``, and what is left below."""
     console = TextConsole(outfile)
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
+    table = console.empty_table()
     parameters = _parameter_columns(report)
     where = ["device"] if "," in report.device else []
     for column in ("job", *parameters, *where):
@@ -63,13 +56,8 @@ def write_sweep_table(report: SweepReport, outfile: IO[str]) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("note")
     for row in report.jobs:
-        cells = [
-            row.name,
-            *(row.parameters.get(name, "") for name in parameters),
-            *[row.device for _ in where],
-            *_cells(row),
-        ]
-        table.add_row(*cells, style="red" if row.exit_code else None)
+        cells = [row.name, *(row.parameters.get(name, "") for name in parameters), *[row.device for _ in where]]
+        table.add_row(*cells, *_cells(row), style="red" if row.exit_code else None)
     console.print(table)
     for line in closing_lines(report):
         console.print(line, soft_wrap=True)
@@ -94,10 +82,10 @@ def _parameter_columns(report: SweepReport) -> list[str]:
 
 
 def _cells(row: SweepRow) -> tuple[str, ...]:
-    note = "; ".join(
-        filter(None, ["again, alone" * row.alone, "out of memory" * row.ran_out_of_memory, _left(row), row.note])
-    )
-    if row.exit_code is None:
+    is_left = row.exit_code is None
+    notes = ("again, alone" * row.alone, "out of memory" * row.ran_out_of_memory, "left" * is_left, row.note)
+    note = "; ".join(filter(None, notes))
+    if is_left:
         return ("-", "-", "-", "-", "-", str(row.tries), note)
     return (
         str(row.exit_code),
@@ -108,7 +96,3 @@ def _cells(row: SweepRow) -> tuple[str, ...]:
         str(row.tries),
         note,
     )
-
-
-def _left(row: SweepRow) -> str:
-    return "left" if row.exit_code is None else ""

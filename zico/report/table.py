@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import IO, TYPE_CHECKING
 
 import msgspec
-from rich import box
-from rich.table import Table
 
 from zico.base.errors import OutOfMemory
 from zico.base.settings import kind_of
@@ -16,6 +14,8 @@ from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.table import Table
 
     from zico.broker.protocol.messages import ProcessFigures
     from zico.report.model import JobFigures, RunReport
@@ -35,12 +35,11 @@ TIME_COLUMNS = ("job", "in the pool", *PARTS.values(), "own iteration", "minor f
 def write_table(report: RunReport, outfile: IO[str]) -> None:
     """Write the closing table to ``outfile``, in colour if it is a terminal and ``NO_COLOR`` is not set."""
     console = TextConsole(outfile)
-    plain = not console.is_terminal
     rows = list(job_rows(report))
     failed = [row for row in rows if row[1] not in {"0", ""}]
-    console.print(_table(columns_of(report), rows, failed, plain=plain))
+    console.print(_table(console, columns_of(report), rows, failed))
     if saved := list(saving_rows(report)):
-        console.print(_table(SAVING_COLUMNS, saved, plain=plain))
+        console.print(_table(console, SAVING_COLUMNS, saved))
     for line in pool_lines(report):
         console.print(line)
     for line in attention_lines(report):
@@ -108,7 +107,6 @@ def attention_lines(report: RunReport) -> Iterator[str]:
 
 
 def _budget_of(report: RunReport, job: JobFigures) -> int:
-    """Return the budget that a job shared in the end."""
     its = (pool.budget_then_bytes for pool in report.pools if pool.device == job.device)
     return next(its, report.budget_then_bytes)
 
@@ -191,8 +189,8 @@ def _cells(figures: ProcessFigures, *, has_phases: bool) -> tuple[str, ...]:
     )
 
 
-def _table(columns: Cells, rows: Iterable[Cells], failed: Sequence[Cells] = (), *, plain: bool) -> Table:
-    table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
+def _table(console: TextConsole, columns: Cells, rows: Iterable[Cells], failed: Sequence[Cells] = ()) -> Table:
+    table = console.empty_table()
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True, overflow="fold")
     for row in rows:

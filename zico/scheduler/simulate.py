@@ -31,9 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.base import laboratory
-from zico.base.compiled import call, compiled
 from zico.base.errors import ProblemError
-from zico.base.libc import monotonic_ns
 from zico.base.units import MIB
 from zico.pool.layout import JobState
 from zico.scheduler.device_model import DeviceModel, taken_ahead
@@ -49,54 +47,6 @@ if TYPE_CHECKING:
 
     from zico.scheduler.state import CompiledPolicy, Plan, Profile
 
-
-# --------------------------------------------------------------------------------------------------
-# What a decision costs: the policy's machine code, timed on snapshots that a simulation has kept.
-
-REPEATS = 20
-_JOB_BYTES = JOB.itemsize
-
-
-@compiled
-def _least_ns(policy_address: int, snapshot_address: int, memory: Any, memos: Any, repeats: int) -> int:  # noqa: ANN401
-    """Return the shortest of so many decisions, each without memory of the one before."""
-    least_ns = np.int64(1) << 62
-    for _ in range(repeats):
-        memory[:] = 0
-        memos[:] = 0
-        began_ns = monotonic_ns()
-        call(policy_address, (snapshot_address,))
-        least_ns = min(least_ns, monotonic_ns() - began_ns)
-    return int(least_ns)
-
-
-def decision_cost_us(policy_address: int, samples: Any, jobs_address: int, plan_address: int) -> float:  # noqa: ANN401
-    """Return the median over snapshots of what a decision takes at least, in microseconds; 0 without snapshots.
-
-    Args:
-        policy_address: Of the function that decides.
-        samples: SAMPLE records.
-        jobs_address: Of the JOB records that they lead to; the profiles that these lead to must
-            still be there.
-        plan_address: Of what the policy has worked out last.
-    """
-    if not len(samples):
-        return 0.0
-    snapshots = samples.copy()
-    most = int(snapshots["snapshot"]["n"].max())
-    decisions, memos = np.zeros(most, DECISION), np.zeros(most * MEMO_BYTES, np.uint8)
-    memory = np.zeros(MEMORY_BYTES, np.uint8)
-    for sample in snapshots:
-        snapshot = sample["snapshot"]
-        snapshot["jobs_address"] = jobs_address + int(sample["first"]) * _JOB_BYTES
-        snapshot["decisions_address"], snapshot["plan_address"] = decisions.ctypes.data, plan_address
-        snapshot["memory_address"], snapshot["memos_address"] = memory.ctypes.data, memos.ctypes.data
-    addresses = snapshots.ctypes.data + np.arange(len(snapshots)) * SAMPLE.itemsize
-    costs_ns = [_least_ns(policy_address, int(address), memory, memos, REPEATS) for address in addresses]
-    return float(np.median(costs_ns)) / 1e3
-
-
-# --------------------------------------------------------------------------------------------------
 
 REGION_BYTES = 64 * MIB
 """The published default, for jobs whose regions nobody gave a size."""
@@ -216,7 +166,7 @@ class Simulation:
             device: How fast jobs together, copies and page faults are.
             region_bytes: What copies and page faults of a region move.
             budgets: Later budgets, each with the time in nanoseconds from which on it holds.
-            samples: Keep some of the snapshots that the policy is asked about, for ``decision_us``.
+            samples: Keep some of the snapshots that the policy is asked about, for ``snapshots``.
 
         Raises:
             ProblemError: There are no jobs.
@@ -335,12 +285,11 @@ class Simulation:
             copied=int(run["copied"]),
         )
 
-    def decision_us(self) -> float:
-        """Return what a decision costs, the median over snapshots of this simulation; 0 if it keeps none."""
+    def snapshots(self) -> tuple[Any, int, int]:
+        """Return the SAMPLE records that are kept, the address of the JOB records behind them, and the plan's."""
         run = self._run[0]
-        samples = self._samples[: int(run["n_samples"])]
         plan_address = 0 if self._plan is None else self._plan.address
-        return decision_cost_us(self.policy.address, samples, int(run["sample_jobs_address"]), plan_address)
+        return self._samples[: int(run["n_samples"])], int(run["sample_jobs_address"]), plan_address
 
     def _advance(self, until_ns: int) -> int:
         return int(advance(self._run[0], until_ns))

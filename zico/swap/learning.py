@@ -213,13 +213,6 @@ class Learner:
         self._late.append(number)
 
     @property
-    def lacking_bytes(self) -> int:
-        """Return what the iteration that plans are made for holds beyond the limit; 0 if there is no plan."""
-        plan = self._now.plan
-        peak_bytes = int(plan.observed.load_bytes.max(initial=0)) if plan is not None else 0
-        return max(0, peak_bytes - self._limit_bytes())
-
-    @property
     def fits(self) -> bool:
         """Tell whether the iteration that plans were made for fits what the job may hold; false: there is none yet."""
         seen = self._planned

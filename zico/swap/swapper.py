@@ -133,11 +133,6 @@ class Swapper:
         """Return how many iterations have ended."""
         return self.planned_iterations + self.passive_iterations
 
-    @property
-    def lacking_bytes(self) -> int:
-        """Return what the job's iteration needs beyond what it may hold; 0: nothing, or that is not known yet."""
-        return self._learner.lacking_bytes
-
     def stands_by(self) -> bool:
         """Tell, at a boundary, whether nothing has to leave, so that nobody has to tell of tensors.
 

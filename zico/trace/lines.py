@@ -200,20 +200,20 @@ class Rebuilder:
         self._n_tensors = 0
         self._names: dict[str, int] = {}
 
-    def allocate(self, t_ns: int, address: int, size_bytes: int, name: str = "", stream: int = 0) -> None:
+    def allocate(self, t_ns: int, address: int, size_bytes: int, name: str = "") -> None:
         """Begin a tensor at an address."""
         if address in self._live:
-            self.free(t_ns, address, 0, stream)
+            self.free(t_ns, address, 0)
         tensor = self._n_tensors
         self._n_tensors += 1
         self._live[address] = tensor
-        self._rows.append((t_ns, tensor, size_bytes, self._number(name), stream, Kind.ALLOC, 0))
+        self._rows.append((t_ns, tensor, size_bytes, self._number(name), 0, Kind.ALLOC, 0))
 
-    def free(self, t_ns: int, address: int, size_bytes: int, stream: int = 0) -> None:
+    def free(self, t_ns: int, address: int, size_bytes: int) -> None:
         """End the tensor at an address; if none is known, it was there before the log began."""
         if address not in self._live:
             self.was_there(address, size_bytes)
-        self._rows.append((t_ns, self._live.pop(address), 0, NO_NAME, stream, Kind.FREE, 0))
+        self._rows.append((t_ns, self._live.pop(address), 0, NO_NAME, 0, Kind.FREE, 0))
 
     def was_there(self, address: int, size_bytes: int, name: str = "") -> None:
         """Know of a tensor that is at an address and was there before the log began."""
@@ -226,9 +226,9 @@ class Rebuilder:
         """Return how much was there before the log began, as far as it is known."""
         return sum(size_bytes for _, _, size_bytes, *_ in self._before)
 
-    def operate(self, t_ns: int, duration_ns: int, name: str, stream: int = 0) -> None:
+    def operate(self, t_ns: int, duration_ns: int, name: str) -> None:
         """Note an operation."""
-        self._rows.append((t_ns, 0, duration_ns, self._number(name), stream, Kind.OP, 0))
+        self._rows.append((t_ns, 0, duration_ns, self._number(name), 0, Kind.OP, 0))
 
     def mark(self, t_ns: int, kind: Kind, iteration: int) -> None:
         """Note an iteration's BEGIN or END."""
