@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich import box
-from rich.table import Table
 
-from zico.base.errors import CommandError, ConfigError
+from zico.base.errors import ConfigError
 from zico.base.units import format_bytes, parse_size
-from zico.cli.options import errors_end_with, whole_option
+from zico.cli.options import errors_end_with, whole_option, write_file
 from zico.lab.cli.plan_function import is_function, plan_function
-from zico.lab.cli.plan_save import SaveAsked, Work, plan_saving, save_options, write_json
+from zico.lab.cli.plan_save import SaveAsked, Work, plan_saving, save_options, tell_json
 from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.table import Table
 
     from zico.lab.packing.compare import Row
     from zico.planning.packing.problem import Plan, Planner, Problem
@@ -110,7 +110,7 @@ def plan(  # noqa: PLR0913 - one parameter per option
     if asked.save is not None or is_function(file):
         if region or capacity:
             raise ConfigError("--region and --capacity plan addresses of a trace: leave out --save, or leave them out")
-        return (plan_function if is_function(file) else plan_saving)(asked, work, _write_file)
+        return (plan_function if is_function(file) else plan_saving)(asked, work)
     asked.refuse_alone()
     region_bytes = _size("--region", region)
     problem = dataclasses.replace(
@@ -140,7 +140,7 @@ def plan(  # noqa: PLR0913 - one parameter per option
             from zico.lab.report.plan_picture import plan_png
 
             unit = "ticks" if _is_csv(file) else "ns"
-            _write_file(picture, plan_png(problem, best[1].offset_bytes, best[1].planner, region_bytes, unit))
+            write_file(picture, plan_png(problem, best[1].offset_bytes, best[1].planner, region_bytes, unit))
     return code
 
 
@@ -203,7 +203,7 @@ def _cost(row: Row) -> tuple[float, ...]:
 
 
 def _show(report: Report, json_path: Path | None) -> None:
-    if write_json(report, json_path, _write_file):
+    if tell_json(report, json_path):
         return
     console = TextConsole()
     console.print(
@@ -212,7 +212,7 @@ def _show(report: Report, json_path: Path | None) -> None:
         markup=False,
         soft_wrap=True,
     )
-    console.print(_table(report, plain=not console.is_terminal))
+    console.print(_table(report, console.empty_table()))
     for row in report.rows:
         if row.detail:
             console.print(f"{row.planner}: {row.answer}: {row.detail}", soft_wrap=True)
@@ -220,8 +220,7 @@ def _show(report: Report, json_path: Path | None) -> None:
         console.print(f"into {report.capacity_bytes} bytes: {report.answer}", soft_wrap=True)
 
 
-def _table(report: Report, *, plain: bool) -> Table:
-    table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
+def _table(report: Report, table: Table) -> Table:
     table.add_column("planner")
     for column in ("answer", "peak", "peak / live", "seconds"):
         table.add_column(column, justify="right")
@@ -250,15 +249,4 @@ def _write(problem: Problem, best: Plan, csv_path: Path | None) -> None:
     if csv_path is not None:
         from zico.lab.packing.files import csv_text
 
-        _write_file(csv_path, csv_text(problem, best.offset_bytes).encode())
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    from zico.report.files import write_atomically
-
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise CommandError(
-            f"{path}: cannot be written ({error.strerror}): give another path", exit_code=FAILED
-        ) from error
+        write_file(csv_path, csv_text(problem, best.offset_bytes).encode())

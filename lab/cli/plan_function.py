@@ -18,13 +18,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes, parse_size
 from zico.lab.cli.fake import defined, named, told_of
-from zico.lab.cli.plan_save import write_json
+from zico.lab.cli.plan_save import tell_json
 from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
@@ -70,7 +67,7 @@ def is_function(file: Path) -> bool:
     return Path(str(file).rpartition(":")[0]).suffix == _ENDS and not file.exists()
 
 
-def plan_function(asked: SaveAsked, work: Work, write: Callable[[Path, bytes], None]) -> int:
+def plan_function(asked: SaveAsked, work: Work) -> int:
     """Ask each policy, print and write; returns the exit code of ``zico plan``.
 
     Raises:
@@ -94,7 +91,7 @@ def plan_function(asked: SaveAsked, work: Work, write: Callable[[Path, bytes], N
         build = functools.partial(_built, path, function)
         ask = _torch if _is_torch(*build()) else _jax
         report = ask(build, f"{path.name}:{function}", asked, work)
-    _show(report, work.json_path, write)
+    _show(report, work.json_path)
     limit_bytes = report.limit_bytes
     return KEPT if limit_bytes is None or any(row.saved_bytes <= limit_bytes for row in report.rows) else NOT_KEPT
 
@@ -179,14 +176,14 @@ def _jax(build: Build, name: str, asked: SaveAsked, _work: Work) -> PassesReport
 # -- what it prints --------------------------------------------------------------------------------
 
 
-def _show(report: PassesReport, json_path: Path | None, write: Callable[[Path, bytes], None]) -> None:
-    if write_json(report, json_path, write):
+def _show(report: PassesReport, json_path: Path | None) -> None:
+    if tell_json(report, json_path):
         return
     console = TextConsole()
     limit = "" if report.limit_bytes is None else f", limit {format_bytes(report.limit_bytes)}"
     line = f"{report.function}: {report.framework}, {report.flops / _GIGA:.3g} GFLOP in both passes{limit}"
     console.print(line, soft_wrap=True)
-    table = Table(box=box.ASCII2 if not console.is_terminal else box.SIMPLE_HEAD, pad_edge=False)
+    table = console.empty_table()
     table.add_column("policy" if report.framework == "jax" else "planner")
     for column in ("saved between the passes", "of before", "computed again", "of all"):
         table.add_column(column, justify="right")

@@ -7,19 +7,18 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes, parse_size
-from zico.cli.options import STDOUT
+from zico.cli.options import STDOUT, write_file, write_json, writing_to
 from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from rich.table import Table
 
     from zico.lab.saving.files import SwapIteration
     from zico.lab.saving.replay import History, Replay
@@ -82,19 +81,16 @@ class SaveReport:
     schema_version: str = SCHEMA
 
 
-def write_json(report: object, json_path: Path | None, write: Callable[[Path, bytes], None]) -> bool:
+def tell_json(report: object, json_path: Path | None) -> bool:
     """Write a report for ``--json``, if a path was given; tells whether that was ``-``, so that stdout has it alone."""
-    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
-    if json_path == STDOUT:
-        click.echo(encoded)
-    elif json_path is not None:
-        write(json_path, encoded + b"\n")
+    with writing_to(json_path or STDOUT):
+        write_json(report, json_path)
     return json_path == STDOUT
 
 
-def show(report: SaveReport, json_path: Path | None, write: Callable[[Path, bytes], None]) -> None:
+def show(report: SaveReport, json_path: Path | None) -> None:
     """Print the table, or write the figures as JSON; ``-`` is stdout."""
-    if write_json(report, json_path, write):
+    if tell_json(report, json_path):
         return
     console = TextConsole()
     limit = "" if report.limit_bytes is None else f", limit {format_bytes(report.limit_bytes)}"
@@ -106,7 +102,7 @@ def show(report: SaveReport, json_path: Path | None, write: Callable[[Path, byte
         markup=False,
         soft_wrap=True,
     )
-    console.print(_table(report, plain=not console.is_terminal))
+    console.print(_table(report, console.empty_table()))
     for row in report.rows:
         if row.detail:
             console.print(f"{row.planner}: {row.answer}: {row.detail}", soft_wrap=True)
@@ -117,8 +113,7 @@ def show(report: SaveReport, json_path: Path | None, write: Callable[[Path, byte
         console.print(f"no plan of swaps has {what}", soft_wrap=True)
 
 
-def _table(report: SaveReport, *, plain: bool) -> Table:
-    table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
+def _table(report: SaveReport, table: Table) -> Table:
     table.add_column("planner")
     packed = f"packed by {report.packed_by}"
     before = ("peak", "of before", packed, "iteration", "overhead", "waits")
@@ -250,7 +245,7 @@ class _Judged:
     history: History | None = None
 
 
-def plan_saving(asked: SaveAsked, work: Work, write: Callable[[Path, bytes], None]) -> int:
+def plan_saving(asked: SaveAsked, work: Work) -> int:
     """Plan, judge, pack, print and write; returns the exit code of ``zico plan``.
 
     Raises:
@@ -295,9 +290,9 @@ def plan_saving(asked: SaveAsked, work: Work, write: Callable[[Path, bytes], Non
         packed_by=asking.packer.name,
         rows=rows,
     )
-    show(report, work.json_path, write)
+    show(report, work.json_path)
     if best is not None:
-        _write(found, asking.graph, best, work, write)
+        _write(found, asking.graph, best, work)
     answers = [row.answer for row in rows[1:]]
     return 0 if PLANNED in answers else 1 if "does not fit" in answers else 2
 
@@ -497,7 +492,7 @@ def _cost(row: SaveRow, overhead: float | None) -> float:
     return row.overhead if overhead is None else float(row.limit_bytes or 0)
 
 
-def _write(found: SwapIteration, graph: Graph, best: _Judged, work: Work, write: Callable[[Path, bytes], None]) -> None:
+def _write(found: SwapIteration, graph: Graph, best: _Judged, work: Work) -> None:
     """Write the best plan and its picture if they were asked for."""
     from zico.lab.saving.rewriting import rewritten
 
@@ -507,6 +502,6 @@ def _write(found: SwapIteration, graph: Graph, best: _Judged, work: Work, write:
     if work.plan_path is not None:
         from zico.lab.saving.files import plan_json
 
-        write(work.plan_path, plan_json(found, made, best.plan, best.row.limit_bytes))
+        write_file(work.plan_path, plan_json(found, made, best.plan, best.row.limit_bytes))
     if work.picture is not None:
-        write(work.picture, picture(found, made, best.row, best.history))
+        write_file(work.picture, picture(found, made, best.row, best.history))

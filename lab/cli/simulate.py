@@ -13,7 +13,7 @@ import click
 
 from zico.base.errors import ConfigError, ProblemError
 from zico.base.units import format_bytes, parse_size
-from zico.cli.options import STDOUT, errors_end_with
+from zico.cli.options import STDOUT, check_outputs, errors_end_with, write_file, write_json, writing_to
 from zico.lab.simulator.points import NONE, SWAP, points_of
 from zico.planning.saving.registry import SAVES
 from zico.report.console import TextConsole
@@ -301,7 +301,7 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     policies = policies_of(policy)
     means = Means(policies, save)
     work, budgets = work_of(jobs, budget, region_bytes, seconds, seed, device_model, means=means)
-    _prepare(json_path, report_dir)
+    check_outputs(json_path, report_dir)
     if not quiet and is_to_be_compiled(policy):
         click.echo(COMPILING, err=True)
     with _progress(len(budgets) * len(policies), quiet=quiet) as advance:
@@ -450,38 +450,21 @@ def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
 # -- what is written -------------------------------------------------------------------------------
 
 
-def _prepare(json_path: Path | None, report_dir: Path | None) -> None:
-    """Refuse outputs that could not be written, before minutes of simulation rather than after them."""
-    if json_path is not None and json_path != STDOUT and not json_path.parent.is_dir():
-        raise ConfigError(f"--json: the directory {str(json_path.parent)!r} does not exist")
-    if report_dir is not None:
-        try:
-            report_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--report: cannot write to {str(report_dir)!r}: {error.strerror}") from None
-
-
 def _write(
     report: SimulationReport, work: Work, budgets: Sequence[Budget], json_path: Path | None, report_dir: Path | None
 ) -> None:
     """Write what was asked for."""
-    from zico.lab.report.simulation import simulation_json, simulation_markdown
-    from zico.report.files import write_atomically
+    from zico.lab.report.simulation import simulation_markdown
 
-    path = json_path
-    try:
-        if path == STDOUT:
-            click.echo(simulation_json(report), nl=False)
-        elif path is not None:
-            write_atomically(path, simulation_json(report))
-        if report_dir is not None:
-            path = report_dir
-            write_atomically(report_dir / JSON_NAME, simulation_json(report))
+    if json_path is not None:
+        with writing_to(json_path):
+            write_json(report, json_path)
+    if report_dir is not None:
+        with writing_to(report_dir):
+            write_json(report, report_dir / JSON_NAME)
             pictures = _draw(report, work, budgets, report_dir)
-            write_atomically(report_dir / TABLE_NAME, simulation_markdown(report, pictures).encode())
-            click.echo(f"zico: report in {report_dir}", err=True)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}): give another path") from None
+            write_file(report_dir / TABLE_NAME, simulation_markdown(report, pictures).encode())
+        click.echo(f"zico: report in {report_dir}", err=True)
 
 
 def _draw(report: SimulationReport, work: Work, budgets: Sequence[Budget], report_dir: Path) -> dict[str, str]:

@@ -8,8 +8,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from zico.base.errors import ConfigError
 from zico.base.units import GIB, KIB, MIB, TIB, format_bytes
@@ -88,11 +86,6 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     def policies(self) -> tuple[str, ...]:
         """Return the policies in the order of the rows."""
         return tuple(dict.fromkeys(row.policy for row in self.rows))
-
-
-def simulation_json(report: SimulationReport) -> bytes:
-    """Return the report as indented JSON with a line end."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -270,7 +263,7 @@ _BETWEEN = 3
 def write_simulation_table(report: SimulationReport, outfile: IO[str]) -> None:
     """Write the table and the notes to ``outfile``."""
     console = TextConsole(outfile)
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
+    table = console.empty_table()
     rows = list(rows_of(report))
     shown = _columns_within(console.width, rows)
     for column in shown:

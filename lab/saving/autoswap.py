@@ -228,6 +228,30 @@ def in_order(op: Int64s, delay_ns: Int64s, order: Int64s, n_ops: int) -> Transfe
 # --------------------------------------------------------------------------------------------------
 
 
+class Limited:
+    """What planners of swaps share: they are asked where a limit lies below the peak, and their time is taken."""
+
+    name: str
+
+    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:
+        """Return the plan that is found, or why there is none; one without swaps where there is nothing to keep."""
+        began_s, limit_bytes = now_s(), problem.limit_bytes
+        if limit_bytes is None or problem.peak_bytes <= limit_bytes:
+            return no_swaps(self.name, now_s() - began_s)
+        if limit_bytes < problem.least_bytes:
+            detail = f"an operation needs {problem.least_bytes} bytes at once: give that limit or a higher one"
+            return NoPlan(Reason.INFEASIBLE, self.name, now_s() - began_s, detail)
+        found = self.found(problem, limit_bytes, began_s + deadline_s)
+        took_s = now_s() - began_s
+        if isinstance(found, SwapPlan):
+            return dataclasses.replace(found, planner=self.name, elapsed_s=took_s)
+        return NoPlan(Reason.OUT_OF_TIME if took_s > deadline_s else Reason.NOT_FOUND, self.name, took_s, found)
+
+    def found(self, problem: SwapProblem, limit_bytes: int, end_s: float) -> SwapPlan | str:
+        """Return a plan whose replay keeps the limit, or what is in the way, by ``end_s`` of ``clock.now_s``."""
+        raise NotImplementedError
+
+
 Scheduling = Callable[["SwapProblem", Gaps, int, str], SwapPlan]
 
 
@@ -251,39 +275,31 @@ class Candidates:
             peaks.append(int(load.max()))
         return np.array(peaks)
 
-    def plan(
-        self, priority: Floats, limit_bytes: int, planner: str, began_s: float, schedule: Scheduling = schedule
-    ) -> SwapPlan | NoPlan:
-        """Return the plan that takes candidates by priority until the limit is kept.
+    def plan(self, priority: Floats, limit_bytes: int, planner: str, schedule: Scheduling = schedule) -> SwapPlan | str:
+        """Return the plan that takes candidates by priority until the limit is kept, or what is in the way.
 
         Args:
             priority: Of each candidate; the highest goes first.
             limit_bytes: In place of the problem's.
             planner: What the plan says it is from.
-            began_s: When planning began, by ``clock.now_s``.
             schedule: Says when chosen gaps' transfers are asked for.
         """
-        if limit_bytes < self.problem.least_bytes:
-            detail = f"an operation needs {self.problem.least_bytes} bytes at once: give that limit or a higher one"
-            return NoPlan(Reason.INFEASIBLE, planner, now_s() - began_s, detail)
         order = np.argsort(-priority, kind="stable")
         peaks = self.load_after(order)
         enough = np.flatnonzero(peaks <= limit_bytes)
         if not len(enough):
-            detail = f"with all {len(order)} candidates away {format_bytes(peaks[-1])} are left, {peaks[-1]} bytes"
-            return NoPlan(Reason.NOT_FOUND, planner, now_s() - began_s, detail)
+            return f"with all {len(order)} candidates away {format_bytes(peaks[-1])} are left, {peaks[-1]} bytes"
         count, more = int(enough[0]), 1
         while True:
             made = schedule(self.problem, self.gaps.take(order[:count]), self.peak_op, planner)
             if self.replayer.replay(made, limit_bytes).is_good:
-                return dataclasses.replace(made, elapsed_s=now_s() - began_s)
+                return made
             if count == len(order):
-                detail = f"the plan with all {count} candidates comes to a deadlock"
-                return NoPlan(Reason.NOT_FOUND, planner, now_s() - began_s, detail)
+                return f"the plan with all {count} candidates comes to a deadlock"
             count, more = min(count + more, len(order)), 2 * more
 
 
-class AutoSwap:
+class AutoSwap(Limited):
     """AutoSwap with one of the published scores."""
 
     def __init__(self, by: str, least_bytes: int = LEAST_BYTES) -> None:
@@ -291,14 +307,10 @@ class AutoSwap:
         self.name = by
         self._least_bytes = least_bytes
 
-    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
-        """Return a plan, or why there is none."""
-        began_s = now_s()
-        if problem.limit_bytes is None or problem.peak_bytes <= problem.limit_bytes:
-            return no_swaps(self.name, now_s() - began_s)
+    def found(self, problem: SwapProblem, limit_bytes: int, end_s: float) -> SwapPlan | str:  # noqa: ARG002
+        """Return a plan, or what is in the way; it never takes long."""
         candidates = Candidates(problem, self._least_bytes)
-        priority = score(self.name, problem, candidates.gaps)
-        return candidates.plan(priority, problem.limit_bytes, self.name, began_s)
+        return candidates.plan(score(self.name, problem, candidates.gaps), limit_bytes, self.name)
 
 
 def _pieces(begin: int, end: int, n: int) -> list[tuple[int, int]]:

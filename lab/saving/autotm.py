@@ -23,18 +23,16 @@ Known limitations
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes
-from zico.lab.saving.autoswap import LEAST_BYTES, begin_ns, gaps_between_accesses, in_order
+from zico.lab.saving.autoswap import LEAST_BYTES, Limited, begin_ns, gaps_between_accesses, in_order
 from zico.lab.saving.replayer import Replayer
-from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.problem import SwapPlan, no_swaps
+from zico.planning.saving.problem import SwapPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -244,7 +242,7 @@ class _Program:
 # -- the planner -----------------------------------------------------------------------------------
 
 
-class AutoTM:
+class AutoTM(Limited):
     """The program's solution, as transfers."""
 
     name = "autotm"
@@ -253,37 +251,21 @@ class AutoTM:
         """Leave tensors below ``least_bytes`` where they are."""
         self._least_bytes = least_bytes
 
-    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:
-        """Return a plan, or why there is none.
+    def found(self, problem: SwapProblem, limit_bytes: int, end_s: float) -> SwapPlan | str:
+        """Return a plan whose replay keeps the limit, or what is in the way.
 
         Raises:
             ConfigError: SciPy is not installed.
         """
-        began_s = now_s()
-        limit = problem.limit_bytes
-        if limit is None or problem.peak_bytes <= limit:
-            return no_swaps(self.name, now_s() - began_s)
-        if limit < problem.least_bytes:
-            detail = f"an operation needs {problem.least_bytes} bytes at once: give that limit or a higher one"
-            return NoPlan(Reason.INFEASIBLE, self.name, now_s() - began_s, detail)
-        found = self._solved(problem, limit, began_s + deadline_s)
-        elapsed_s = now_s() - began_s
-        if isinstance(found, SwapPlan):
-            return dataclasses.replace(found, elapsed_s=elapsed_s)
-        reason = Reason.OUT_OF_TIME if elapsed_s > deadline_s else Reason.NOT_FOUND
-        return NoPlan(reason, self.name, elapsed_s, found)
-
-    def _solved(self, problem: SwapProblem, limit: int, end_s: float) -> SwapPlan | str:
-        """Return a plan whose replay keeps the limit, or what is in the way."""
-        choices = Choices(problem, limit, self._least_bytes)
+        choices = Choices(problem, limit_bytes, self._least_bytes)
         left = int(used_bytes(problem, choices, _all_alone(choices)).max())
-        if left > limit:
+        if left > limit_bytes:
             return f"with all {len(choices.gaps)} candidates away {format_bytes(left)} are left, {left} bytes"
         program = _Program(problem, choices)
         if program.n_entries > MOST_ENTRIES:
             what = f"a program of {program.n_entries} entries is too large, {MOST_ENTRIES} are the most"
             return f"{what}: ask flow"
-        return self._tried(problem, limit, program, end_s)
+        return self._tried(problem, limit_bytes, program, end_s)
 
     @staticmethod
     def _tried(problem: SwapProblem, limit: int, program: _Program, end_s: float) -> SwapPlan | str:

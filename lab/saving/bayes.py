@@ -8,7 +8,6 @@ search converges in 30 to 40 evaluations. The four scores alone are evaluated fi
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -16,21 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.base.errors import ConfigError
-from zico.lab.saving.autoswap import LEAST_BYTES, SCORES, Candidates, score
-from zico.planning.packing.problem import NoPlan
+from zico.lab.saving.autoswap import LEAST_BYTES, SCORES, Candidates, Limited, score
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.problem import SwapPlan, no_swaps
 
 if TYPE_CHECKING:
     from zico.lab.saving.autoswap import Floats
-    from zico.planning.saving.problem import SwapProblem
+    from zico.planning.saving.problem import SwapPlan, SwapProblem
 
 EVALUATIONS = 35
 _NO_PLAN = -100.0
 """Target where the weights give no plan: worse than any overhead that is worth a thought."""
 
 
-class Bayes:
+class Bayes(Limited):
     """AutoSwap with the best mix of its four scores. Deterministic unless the deadline ends it."""
 
     name = "bayes"
@@ -40,29 +37,25 @@ class Bayes:
         self._evaluations = max(evaluations, len(SCORES))
         self._least_bytes = least_bytes
 
-    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:
-        """Return the plan with the least overhead found, or why there is none.
+    def found(self, problem: SwapProblem, limit_bytes: int, end_s: float) -> SwapPlan | str:
+        """Return the plan with the least overhead found, or what is in the way.
 
         Raises:
             ConfigError: The package is not installed.
         """
-        began_s = now_s()
         optimizer = _optimizer()
-        if problem.limit_bytes is None or problem.peak_bytes <= problem.limit_bytes:
-            return no_swaps(self.name, now_s() - began_s)
         candidates = Candidates(problem, self._least_bytes)
         scores = np.stack([_standardised(score(name, problem, candidates.gaps)) for name in SCORES])
-        tried: list[tuple[float, SwapPlan | NoPlan]] = []
+        tried: list[tuple[float, SwapPlan | str]] = []
         for i in range(self._evaluations):
             weights = np.eye(len(SCORES))[i] if i < len(SCORES) else _suggested(optimizer)
-            made = candidates.plan(weights @ scores, problem.limit_bytes, self.name, began_s)
-            target = _NO_PLAN if isinstance(made, NoPlan) else -candidates.replayer.replay(made).overhead
+            made = candidates.plan(weights @ scores, limit_bytes, self.name)
+            target = _NO_PLAN if isinstance(made, str) else -candidates.replayer.replay(made).overhead
             tried.append((target, made))
-            if target == 0 or now_s() - began_s > deadline_s:
+            if target == 0 or now_s() > end_s:
                 break
             optimizer.register(dict(zip(SCORES, weights.tolist(), strict=True)), target)
-        best = max(tried, key=operator.itemgetter(0))[1]
-        return dataclasses.replace(best, elapsed_s=now_s() - began_s)
+        return max(tried, key=operator.itemgetter(0))[1]
 
 
 def _optimizer() -> Any:  # noqa: ANN401 - the package's class, which is loaded only if asked for

@@ -22,7 +22,7 @@ import numpy as np
 
 from zico.base.units import format_bytes
 from zico.lab.saving import schedules
-from zico.lab.saving.autoswap import AutoSwap, Candidates, begin_ns, doa, end_ns
+from zico.lab.saving.autoswap import AutoSwap, Candidates, Limited, begin_ns, doa, end_ns
 from zico.lab.saving.replayer import Replayer
 from zico.lab.saving.rewriting import order_of, rewritten
 from zico.planning.packing.problem import NoPlan, Reason
@@ -207,17 +207,17 @@ def _made_by(problem: SwapProblem, tensor: int) -> str:
     return problem.op_names[int(problem.access_op[first]) % problem.n_ops] if is_written else ""
 
 
-class _Offloading:
+class _Offloading(Limited):
     """Results of dear operations, those that were made first first; nothing else."""
 
     name = "superneurons"
 
-    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
-        """Return a plan, or why there is none."""
-        began_s, candidates = now_s(), Candidates(problem)
+    def found(self, problem: SwapProblem, limit_bytes: int, end_s: float) -> SwapPlan | str:  # noqa: ARG002
+        """Return a plan, or what is in the way; it never takes long."""
+        candidates = Candidates(problem)
         gaps = candidates.gaps
         candidates.gaps = gaps.take(np.array([_is_dear(_made_by(problem, i)) for i in gaps.tensor.tolist()], bool))
-        return candidates.plan(-candidates.gaps.first.astype(float), limit_of(problem), self.name, began_s)
+        return candidates.plan(-candidates.gaps.first.astype(float), limit_bytes, self.name)
 
 
 class SuperNeurons:

@@ -28,13 +28,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from zico.base.units import KIB, MIB
-from zico.lab.saving.autoswap import AutoSwap
+from zico.lab.saving.autoswap import AutoSwap, Limited
 from zico.lab.saving.bound import Rounding, fluid_of
 from zico.lab.saving.network import cut_open, shares_within
 from zico.lab.saving.replayer import Replayer
-from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.problem import SwapPlan, Transfers, no_swaps
+from zico.planning.saving.problem import SwapPlan, Transfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -347,7 +346,7 @@ class FlowOptions:
     """An overhead that ends the search."""
 
 
-class Flow:
+class Flow(Limited):
     """Flow, schedule, replay."""
 
     def __init__(self, name: str = "flow", options: FlowOptions | None = None) -> None:
@@ -355,32 +354,18 @@ class Flow:
         self.name = name
         self._options = options or FlowOptions(region_bytes=None if name == "flow-whole" else 2 * MIB)
 
-    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:
-        """Return the plan of least overhead that was found.
-
-        Returns:
-            A plan within the limit; one without swaps if there is no limit or the peak is below it.
-            ``INFEASIBLE`` if an operation needs more at once; ``NOT_FOUND`` or ``OUT_OF_TIME`` if
-            no plan that was tried keeps the limit.
-        """
-        began_s = now_s()
-        limit = problem.limit_bytes
-        if limit is None or problem.peak_bytes <= limit:
-            return no_swaps(self.name, now_s() - began_s)
-        if limit < problem.least_bytes:
-            detail = f"an operation needs {problem.least_bytes} bytes at once: give that limit or a higher one"
-            return NoPlan(Reason.INFEASIBLE, self.name, now_s() - began_s, detail)
+    def found(self, problem: SwapProblem, limit_bytes: int, end_s: float) -> SwapPlan | str:
+        """Return the plan of least overhead that was tried and keeps the limit, or that there is none."""
         best = _Best(Replayer(problem))
         tries = _in_parts if self._options.region_bytes else _in_whole
-        for plan in itertools.chain(_published(problem, deadline_s), tries(problem, limit, self._options, best)):
+        plans = tries(problem, limit_bytes, self._options, best)
+        for plan in itertools.chain(_published(problem, end_s - now_s()), plans):
             best.see(plan)
-            if best.cost[0] <= self._options.enough or now_s() - began_s > deadline_s:
+            if best.cost[0] <= self._options.enough or now_s() > end_s:
                 break
-        elapsed_s = now_s() - began_s
         if best.plan is None:
-            reason = Reason.OUT_OF_TIME if elapsed_s > deadline_s else Reason.NOT_FOUND
-            return NoPlan(reason, self.name, elapsed_s, f"nothing that was tried stays within {limit} bytes")
-        return dataclasses.replace(best.plan, planner=self.name, elapsed_s=elapsed_s, optimal=best.cost[0] <= 0)
+            return f"nothing that was tried stays within {limit_bytes} bytes"
+        return dataclasses.replace(best.plan, optimal=best.cost[0] <= 0)
 
 
 class _Best:

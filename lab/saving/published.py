@@ -26,71 +26,54 @@ Known limitations
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.lab.saving.autoswap import Candidates, gaps_between_accesses, in_order, over
+from zico.lab.saving.autoswap import Candidates, Limited, gaps_between_accesses, in_order, over
 from zico.lab.saving.replayer import Replayer
-from zico.planning.packing.problem import NoPlan, Reason
-from zico.planning.saving.clock import now_s
-from zico.planning.saving.problem import READ, SwapPlan, no_swaps
+from zico.planning.saving.problem import READ, SwapPlan
 
 if TYPE_CHECKING:
     from zico.lab.saving.autoswap import Gaps
     from zico.planning.saving.problem import Bools, Int64s, SwapProblem
 
 
-def _fits(problem: SwapProblem) -> bool:
-    return problem.limit_bytes is None or problem.peak_bytes <= problem.limit_bytes
-
-
-class FlashNeuron:
+class FlashNeuron(Limited):
     """From the beginning of the iteration on."""
 
     name = "flashneuron"
 
-    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
-        """Return a plan, or why there is none."""
-        began_s = now_s()
-        if _fits(problem) or problem.limit_bytes is None:
-            return no_swaps(self.name)
+    def found(self, problem: SwapProblem, limit_bytes: int, end_s: float) -> SwapPlan | str:  # noqa: ARG002
+        """Return a plan, or what is in the way; it never takes long."""
         candidates = Candidates(problem)
-        return candidates.plan(-candidates.gaps.first.astype(float), problem.limit_bytes, self.name, began_s)
+        return candidates.plan(-candidates.gaps.first.astype(float), limit_bytes, self.name)
 
 
-class Gist:
+class Gist(Limited):
     """All that the backward pass reads again."""
 
     name = "gist"
 
-    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
-        """Return a plan, or why there is none."""
-        began_s = now_s()
-        if _fits(problem):
-            return no_swaps(self.name)
+    def found(self, problem: SwapProblem, limit_bytes: int, end_s: float) -> SwapPlan | str:  # noqa: ARG002
+        """Return a plan, or what is in the way; it never takes long."""
         chosen = _inputs_of_layers(problem)
         made = _whole(problem, chosen, chosen.last, self.name)
-        took_s = now_s() - began_s
         if Replayer(problem).replay(made).is_good:
-            return dataclasses.replace(made, elapsed_s=took_s)
-        return NoPlan(Reason.NOT_FOUND, self.name, took_s, "with all that is kept encoded the limit is not kept")
+            return made
+        return "with all that is kept encoded the limit is not kept"
 
 
-class TFLMS:
+class TFLMS(Limited):
     """By the number of operations between two uses."""
 
     name = "tflms"
 
-    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
-        """Return a plan, or why there is none."""
-        began_s = now_s()
-        if _fits(problem) or problem.limit_bytes is None:
-            return no_swaps(self.name)
+    def found(self, problem: SwapProblem, limit_bytes: int, end_s: float) -> SwapPlan | str:  # noqa: ARG002
+        """Return a plan, or what is in the way; it never takes long."""
         candidates = Candidates(problem)
         distance = (candidates.gaps.last - candidates.gaps.first).astype(float)
-        return candidates.plan(distance, problem.limit_bytes, self.name, began_s, _one_ahead)
+        return candidates.plan(distance, limit_bytes, self.name, _one_ahead)
 
 
 def _one_ahead(problem: SwapProblem, chosen: Gaps, _peak_op: int, planner: str) -> SwapPlan:
@@ -98,24 +81,20 @@ def _one_ahead(problem: SwapProblem, chosen: Gaps, _peak_op: int, planner: str) 
     return _whole(problem, chosen, chosen.last, planner)
 
 
-class LMS:
+class LMS(Limited):
     """On demand, least recently used first."""
 
     name = "lms"
 
-    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
-        """Return a plan, or why there is none."""
-        began_s = now_s()
-        if _fits(problem) or problem.limit_bytes is None:
-            return no_swaps(self.name)
+    def found(self, problem: SwapProblem, limit_bytes: int, end_s: float) -> SwapPlan | str:  # noqa: ARG002
+        """Return a plan, or what is in the way; it never takes long."""
         gaps = gaps_between_accesses(problem)
-        asked = _reclaimed(problem, gaps, problem.limit_bytes)
+        asked = _reclaimed(problem, gaps, limit_bytes)
         chosen = gaps.take(np.array(list(asked), np.int64))
         made = _whole(problem, chosen, chosen.last, self.name, out=np.array(list(asked.values()), np.int64))
-        took_s = now_s() - began_s
         if Replayer(problem).replay(made).is_good:
-            return dataclasses.replace(made, elapsed_s=took_s)
-        return NoPlan(Reason.NOT_FOUND, self.name, took_s, "an operation lacks memory when all that is idle has left")
+            return made
+        return "an operation lacks memory when all that is idle has left"
 
 
 def _reclaimed(problem: SwapProblem, gaps: Gaps, limit_bytes: int) -> dict[int, int]:
@@ -133,24 +112,20 @@ def _reclaimed(problem: SwapProblem, gaps: Gaps, limit_bytes: int) -> dict[int, 
     return asked
 
 
-class VDNN:
+class VDNN(Limited):
     """Nothing, the inputs of convolutions, or all inputs of layers: the first of these that fits."""
 
     name = "vdnn"
 
-    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
-        """Return a plan, or why there is none."""
-        began_s = now_s()
-        if _fits(problem):
-            return no_swaps(self.name)
+    def found(self, problem: SwapProblem, limit_bytes: int, end_s: float) -> SwapPlan | str:  # noqa: ARG002
+        """Return a plan, or what is in the way; it never takes long."""
         replayer, inputs = Replayer(problem), _inputs_of_layers(problem)
         of_convolutions = inputs.take(_of_convolutions(problem, inputs))
         for chosen in (of_convolutions, inputs) if len(of_convolutions) else (inputs,):
             made = _one_layer_ahead(problem, chosen)
             if replayer.replay(made).is_good:
-                return dataclasses.replace(made, elapsed_s=now_s() - began_s)
-        detail = f"with all {len(inputs)} inputs of layers away the limit is not kept: it knows no other way"
-        return NoPlan(Reason.NOT_FOUND, self.name, now_s() - began_s, detail)
+                return made
+        return f"with all {len(inputs)} inputs of layers away the limit is not kept: it knows no other way"
 
 
 def _inputs_of_layers(problem: SwapProblem) -> Gaps:

@@ -18,17 +18,15 @@ Known limitations
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from zico.base.units import format_bytes
-from zico.lab.saving.autoswap import LEAST_BYTES, begin_ns, end_ns, gaps_between_accesses, in_order
+from zico.lab.saving.autoswap import LEAST_BYTES, Limited, begin_ns, end_ns, gaps_between_accesses, in_order
 from zico.lab.saving.replayer import Replayer
-from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.problem import SwapPlan, no_swaps
+from zico.planning.saving.problem import SwapPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,7 +153,7 @@ def _needs(problem: SwapProblem) -> Int64s:
 # -- the search ------------------------------------------------------------------------------------
 
 
-class SwapAdvisor:
+class SwapAdvisor(Limited):
     """The genetic search. Deterministic unless the deadline ends it."""
 
     name = "swapadvisor"
@@ -165,27 +163,15 @@ class SwapAdvisor:
         self._least_bytes = least_bytes
         self._population = max(population, 2)
 
-    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:
-        """Return the best plan found, or why there is none."""
-        began_s = now_s()
-        limit = problem.limit_bytes
-        if limit is None or problem.peak_bytes <= limit:
-            return no_swaps(self.name, now_s() - began_s)
-        if limit < problem.least_bytes:
-            detail = f"an operation needs {problem.least_bytes} bytes at once: give that limit or a higher one"
-            return NoPlan(Reason.INFEASIBLE, self.name, now_s() - began_s, detail)
-        planner = Belady(problem, limit, self._least_bytes)
+    def found(self, problem: SwapProblem, limit_bytes: int, end_s: float) -> SwapPlan | str:
+        """Return the best plan found, or what is in the way."""
+        planner = Belady(problem, limit_bytes, self._least_bytes)
         left = int(planner.load_with_all_away().max())
-        if left > limit:
-            detail = f"with all {len(planner.gaps)} candidates away {format_bytes(left)} are left, {left} bytes"
-            return NoPlan(Reason.NOT_FOUND, self.name, now_s() - began_s, detail)
-        search = _Search(problem, planner, began_s + deadline_s)
+        if left > limit_bytes:
+            return f"with all {len(planner.gaps)} candidates away {format_bytes(left)} are left, {left} bytes"
+        search = _Search(problem, planner, end_s)
         best = search.run(self._population)
-        elapsed_s = now_s() - began_s
-        if best is None:
-            detail = f"all {len(search.took_ns)} plans come to a deadlock"
-            return NoPlan(Reason.NOT_FOUND, self.name, elapsed_s, detail)
-        return dataclasses.replace(best, elapsed_s=elapsed_s)
+        return f"all {len(search.took_ns)} plans come to a deadlock" if best is None else best
 
 
 class _Search:

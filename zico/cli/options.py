@@ -346,6 +346,14 @@ def write_json(found: object, path: Path | None) -> None:
         write_atomically(path, to_json(found))
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file, atomically; one that cannot be written ends the command."""
+    from zico.report.files import write_atomically
+
+    with writing_to(path):
+        write_atomically(path, content)
+
+
 @contextlib.contextmanager
 def writing_to(path: Path) -> Iterator[None]:
     """Let a file that cannot be written inside end the command."""

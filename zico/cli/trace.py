@@ -16,7 +16,7 @@ from zico.base.rundir import run_directory
 from zico.base.settings import OPS_VARIABLE
 from zico.base.units import format_bytes
 from zico.cli.display import Display
-from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with, whole_option, writing_to
+from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with, whole_option, write_file, writing_to
 from zico.launch.jobs import name_commands
 from zico.launch.pools import Target
 from zico.launch.recording import Recording
@@ -126,17 +126,16 @@ def _written(
     from zico.trace.classes import TensorClass, classify_trace
     from zico.trace.snapshot import snapshot_bytes
 
-    written = []
     if chrome is not None or snapshot is not None:
         names = [kind.label for kind in TensorClass]
         classes = [names[label] for label in classify_trace(found.life, found.iterations).tolist()]
         for path, convert in ((chrome, chrome_bytes), (snapshot, snapshot_bytes)):
             if path is not None:
-                written.append(_write(path, convert([trace], [classes])))
+                write_file(path, convert([trace], [classes]))
     if csv is not None:
         csv_text = laboratory.part("packing.files", "csv_text", "zico trace show --csv")
-        written.append(_write(csv, csv_text(found.problem).encode()))
-    return written
+        write_file(csv, csv_text(found.problem).encode())
+    return [path for path in (chrome, snapshot, csv) if path is not None]
 
 
 def _drawn(summary: TraceSummary, found: IterationProblem, file: Path, picture: Path | None) -> list[Path]:
@@ -161,14 +160,6 @@ def _drawn(summary: TraceSummary, found: IterationProblem, file: Path, picture: 
             raise
         return []
     return [path]
-
-
-def _write(path: Path, content: bytes) -> Path:
-    from zico.report.files import write_atomically
-
-    with writing_to(path):
-        write_atomically(path, content)
-    return path
 
 
 def _print(summary: TraceSummary) -> None:
