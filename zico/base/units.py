@@ -50,13 +50,18 @@ def parse_size(text: str, *, whole_bytes: int) -> int:
     return size_bytes
 
 
+def unit_of(size_bytes: float) -> tuple[int, str]:
+    """Return the largest power of 1024 that leaves at least one of a size, and what it is called."""
+    units = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+    return next((pair for pair in units if abs(size_bytes) >= pair[0]), (1, "B"))
+
+
 def format_bytes(size_bytes: float) -> str:
     """Return ``size_bytes`` in the largest power of 1024 that leaves at least one, as ``1.5 GiB``."""
-    for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if abs(size_bytes) >= factor:
-            value = size_bytes / factor
-            return f"{value:.0f} {unit}" if value >= 100 or value == int(value) else f"{value:.1f} {unit}"  # noqa: PLR2004
-    return f"{size_bytes:.0f} B"
+    factor, unit = unit_of(size_bytes)
+    value = size_bytes / factor
+    is_whole = factor == 1 or value >= 100 or value == int(value)  # noqa: PLR2004
+    return f"{value:.0f} {unit}" if is_whole else f"{value:.1f} {unit}"
 
 
 def parse_whole(text: str, least: int, most: int) -> int | None:

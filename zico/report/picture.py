@@ -11,6 +11,7 @@ What lies in a tier hangs below the axis, hatched, in the job's colour.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import itertools
@@ -20,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from zico.base.errors import ConfigError
-from zico.base.units import GIB, KIB, MIB, format_bytes
+from zico.base.units import GIB, MIB, format_bytes, unit_of
 from zico.broker.protocol.messages import WaitKind
 from zico.report.files import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -72,41 +73,52 @@ def write_picture(report: RunReport, record: Record, path: Path) -> None:
     """
     if len(record.t_s) == 0 or not record.names:
         raise ConfigError("no job joined the pool, so there is nothing to draw")
-    buffer = io.BytesIO()
-    draw(report, record).savefig(buffer, format="png", dpi=DPI)
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, png_of(draw(report, record)))
 
 
-def draw(report: RunReport, record: Record) -> Figure:
-    """Return the figure of a run with at least one instant and one job."""
+@contextlib.contextmanager
+def empty_figure(width_in: float, height_in: float) -> Iterator[Figure]:
+    """Give a figure to draw in; a name with dollars is no formula there.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("matplotlib is not installed: pip install zico[plot]") from None
-    with rc_context({"text.parse_math": False}):  # a name with dollars is no formula
-        return _drawn(Figure, report, record)
+    with rc_context({"text.parse_math": False}):
+        yield Figure(figsize=(width_in, height_in), layout="constrained", facecolor="white")
 
 
-def _drawn(figure_class: type[Figure], report: RunReport, record: Record) -> Figure:
+def png_of(figure: Figure) -> bytes:
+    """Return a figure as PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    return buffer.getvalue()
+
+
+def draw(report: RunReport, record: Record) -> Figure:
+    """Return the figure of a run with at least one instant and one job."""
     record = in_order(record, [job.name for job in report.jobs])
     whole, last = whole_span(record), last_iterations(record)
     panels = [whole] if last is None else [whole, last]
     lanes_in = 0.5 + 0.3 * len(record.names)
     heights = [3.4] if last is None else [2.4, 3.6]
-    figure = figure_class(figsize=(WIDTH_IN, sum(heights) + lanes_in + 1.6), layout="constrained", facecolor="white")
-    axes = figure.subplots(len(panels) + 1, 1, height_ratios=[*heights, lanes_in])
-    for axis, span in zip(axes, panels, strict=False):
-        _draw_memory(axis, report, record, span)
-    _draw_lanes(axes[-1], record, panels[-1])
-    if last is not None:
-        axes[0].set_title("the whole run", loc="left", fontsize=9, color=INK)
-        axes[1].set_title("its last iterations", loc="left", fontsize=9, color=INK)
-        axes[0].axvspan(last.start_s, last.stop_s, facecolor="none", edgecolor=INK, linewidth=1.2)
-    axes[-1].set_xlabel("seconds since the broker began")
-    title = f"zico run on {report.device}, policy {report.policy}, budget {report.budget_told}"
-    figure.suptitle(f"{title}: {report.peaks_told}" if report.peaks_told else title, fontsize=12, color=INK)
-    _draw_legend(figure, report, record)
+    with empty_figure(WIDTH_IN, sum(heights) + lanes_in + 1.6) as figure:
+        axes = figure.subplots(len(panels) + 1, 1, height_ratios=[*heights, lanes_in])
+        for axis, span in zip(axes, panels, strict=False):
+            _draw_memory(axis, report, record, span)
+        _draw_lanes(axes[-1], record, panels[-1])
+        if last is not None:
+            axes[0].set_title("the whole run", loc="left", fontsize=9, color=INK)
+            axes[1].set_title("its last iterations", loc="left", fontsize=9, color=INK)
+            axes[0].axvspan(last.start_s, last.stop_s, facecolor="none", edgecolor=INK, linewidth=1.2)
+        axes[-1].set_xlabel("seconds since the broker began")
+        title = f"zico run on {report.device}, policy {report.policy}, budget {report.budget_told}"
+        figure.suptitle(f"{title}: {report.peaks_told}" if report.peaks_told else title, fontsize=12, color=INK)
+        _draw_legend(figure, report, record)
     return figure
 
 
@@ -208,7 +220,7 @@ def _draw_lanes(axis: Axes, record: Record, span: Span) -> None:
             axis.broken_barh(spans, (lane - 0.32, 0.64), facecolor=wait_colour, linewidth=0)
         axis.vlines(record.boundaries_of(job), lane - 0.42, lane + 0.42, color=INK, linewidth=0.9)
     axis.set_ylim(-0.6, len(names) - 0.4)
-    axis.set_yticks(range(len(names)), [_short(name) for name in reversed(names)])
+    axis.set_yticks(range(len(names)), [short(name) for name in reversed(names)])
     _dress(axis, span)
     axis.grid(visible=False)
 
@@ -224,7 +236,7 @@ def _draw_legend(figure: Figure, report: RunReport, record: Record) -> None:
 
     colours = _colours(len(record.names))
     handles: list[Patch | Line2D] = [
-        Patch(facecolor=colour, label=f"{_short(name)} (peak {format_bytes(int(peak))})")
+        Patch(facecolor=colour, label=f"{short(name)} (peak {format_bytes(int(peak))})")
         for name, colour, peak in zip(record.names, colours, record.peak_bytes, strict=True)
     ]
     budgets = ", ".join(format_bytes(int(size_bytes)) for size_bytes in record.budget_bytes[:MOST_BUDGETS_NAMED])
@@ -243,6 +255,11 @@ def _draw_legend(figure: Figure, report: RunReport, record: Record) -> None:
 
 def _dress(axis: Axes, span: Span) -> None:
     axis.set_xlim(span.start_s, span.stop_s)
+    dress(axis)
+
+
+def dress(axis: Axes) -> None:
+    """Give an axis the look that all pictures share."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color="#DDDDDD", linewidth=0.6)
     axis.set_axisbelow(True)
@@ -252,7 +269,8 @@ def _colours(count: int) -> Sequence[str]:
     return [COLOURS[number % len(COLOURS)] for number in range(count)]
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """Return a name as a picture has room for it."""
     return name if len(name) <= MAX_LABEL_CHARS else name[: MAX_LABEL_CHARS - 1] + "…"
 
 
@@ -279,40 +297,35 @@ def write_trace_picture(
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    buffer = io.BytesIO()
-    draw_trace(title, tick_ns, bytes_of, classes).savefig(buffer, format="png", dpi=DPI)
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, png_of(draw_trace(title, tick_ns, bytes_of, classes)))
 
 
 def draw_trace(title: str, tick_ns: NDArray[np.int64], bytes_of: NDArray[np.int64], classes: Sequence[str]) -> Figure:
     """Return the figure; arguments as for ``write_trace_picture``."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("matplotlib is not installed: pip install zico[plot]") from None
     total = bytes_of.sum(axis=0)
     peak, peak_bytes = int(np.argmax(total)), int(total.max())
-    unit_bytes, unit = next(
-        pair for pair in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B")) if peak_bytes >= pair[0]
-    )
+    unit_bytes, unit = unit_of(peak_bytes)
     is_timed = tick_ns[-1] > tick_ns[0]
     at = tick_ns / _NS_PER_MS if is_timed else np.arange(len(tick_ns), dtype=np.float64)
     ticks = fullest_ticks(total)
-    figure = Figure(figsize=(WIDTH_IN, _HEIGHT_IN), layout="constrained", facecolor="white")
-    axis = figure.subplots()
-    x = np.append(at[ticks], at[-1])
-    y = np.append(bytes_of[:, ticks], bytes_of[:, -1:], axis=1) / unit_bytes
-    labels = [
-        f"{name} ({format_bytes(of_class[peak])} at the peak)" for name, of_class in zip(classes, bytes_of, strict=True)
-    ]
-    axis.stackplot(x, y, labels=labels, colors=COLOURS[: len(classes)], step="post", linewidth=0, alpha=0.9)
-    axis.axvline(at[peak], color=INK, linewidth=1.0, linestyle=(0, (1, 2)), label=f"peak {format_bytes(peak_bytes)}")
-    _dress(axis, Span(at[0], at[-1]))
-    axis.set_ylim(0, 1.05 * peak_bytes / unit_bytes)
-    axis.set_ylabel(unit)
-    axis.set_xlabel("milliseconds" if is_timed else "allocations and frees")
-    figure.suptitle(title, fontsize=12, color=INK)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    with empty_figure(WIDTH_IN, _HEIGHT_IN) as figure:
+        axis = figure.subplots()
+        x = np.append(at[ticks], at[-1])
+        y = np.append(bytes_of[:, ticks], bytes_of[:, -1:], axis=1) / unit_bytes
+        labels = [
+            f"{name} ({format_bytes(of_class[peak])} at the peak)"
+            for name, of_class in zip(classes, bytes_of, strict=True)
+        ]
+        axis.stackplot(x, y, labels=labels, colors=COLOURS[: len(classes)], step="post", linewidth=0, alpha=0.9)
+        axis.axvline(
+            at[peak], color=INK, linewidth=1.0, linestyle=(0, (1, 2)), label=f"peak {format_bytes(peak_bytes)}"
+        )
+        _dress(axis, Span(at[0], at[-1]))
+        axis.set_ylim(0, 1.05 * peak_bytes / unit_bytes)
+        axis.set_ylabel(unit)
+        axis.set_xlabel("milliseconds" if is_timed else "allocations and frees")
+        figure.suptitle(title, fontsize=12, color=INK)
+        figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return figure
 
 
