@@ -245,7 +245,6 @@ def _cells(row: Row, *, with_regions: bool) -> list[str]:
 
 
 def _write(problem: Problem, best: Plan, csv_path: Path | None) -> None:
-    """Write the best plan if that was asked for."""
     if csv_path is not None:
         from zico.lab.packing.files import csv_text
 

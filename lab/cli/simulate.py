@@ -191,7 +191,6 @@ def _source(jobs: str) -> tuple[str | bytes, str, Path]:
 
 
 def _budgets(text: str, whole_bytes: int) -> tuple[Budget, ...]:
-    """Return the budgets that a list names, each once."""
     found: dict[int, str] = {}
     for one in text.split(","):
         found.setdefault(_budget_bytes(one.strip(), whole_bytes), one.strip())

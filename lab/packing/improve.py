@@ -72,7 +72,6 @@ class Ejection:
     """A series of searches on one problem, each unlike those before it."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
-        """Prepare weights that grow with size and duration."""
         self._tensors = (problem.lower, problem.upper, problem.size_bytes)
         root = np.sqrt(problem.size_bytes.astype(np.float64) * (problem.upper - problem.lower))
         self._relative = root / root.mean()

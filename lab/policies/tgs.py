@@ -54,7 +54,6 @@ _YIELDS = int(Reason.YIELDS)
 
 @compiled
 def _first(snapshot: Snapshot) -> int:
-    """Return who comes first."""
     first = 0
     for i in range(1, snapshot.n):
         one, best = job_at(snapshot, i), job_at(snapshot, first)

@@ -127,7 +127,6 @@ def _star(tree: Int64s, depth: Int64s, potential: Int64s, n_arcs: int, gives: ND
 
 @compiled
 def _adopt(tree: Int64s, parent: int, node: int) -> None:
-    """Make a node the first child."""
     first = tree[2, parent]
     tree[3, node] = first
     tree[4, node] = -1

@@ -34,6 +34,7 @@ from zico.lab.saving.rewriting import order_of, rewritten
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving import pruning
 from zico.planning.saving.clock import now_s
+from zico.planning.saving.iteration import rows
 from zico.planning.saving.mixed import SavePlan, straight
 from zico.planning.saving.problem import no_swaps
 
@@ -328,22 +329,12 @@ class Flat(NamedTuple):
 
 def flat(graph: Graph) -> Flat:
     """Return a graph as arrays."""
-
-    def rows(lists: Sequence[Sequence[int]]) -> tuple[Int64s, Int64s]:
-        begin = np.cumsum([0, *map(len, lists)])
-        return begin, np.array([each for one in lists for each in one], np.int64)
-
     n = len(graph)
     inputs = tuple(tuple(dict.fromkeys(each)) for each in graph.inputs)
-    leaves: list[list[int]] = [[] for _ in range(n)]
-    for result, op in enumerate(graph.maker):
-        uses = [op, *graph.readers[result]]
-        if len(uses) > 1:
-            leaves[uses[int(np.argmax(np.diff(uses)))]].append(result)
     rest = np.array([graph.rest(op) for op in range(n)], np.int64)
     until = np.array(graph.until or [n] * n, np.int64)
     sizes, makers = np.array(graph.size_bytes, np.int64), np.array(graph.maker, np.int64)
-    return Flat(sizes, rest, until, makers, *rows(inputs), *rows(graph.results), *rows(leaves))
+    return Flat(sizes, rest, until, makers, *rows(inputs), *rows(graph.results), *rows(graph.leaves))
 
 
 _MOST_RUNS = 8

@@ -165,7 +165,6 @@ class _Dtr:
         return True
 
     def _can_return(self, result: int) -> bool:
-        """Tell whether the result can be made again for its last reader."""
         readers = self._graph.readers[result]
         return not readers or self._graph.may_run(self._graph.maker[result], readers[-1])
 

@@ -271,7 +271,6 @@ def _job_result(load: Load, outcome: Outcome, number: int) -> SimulatedJob:
 
 
 def _alone_ns(load: Load, iterations: int) -> int:
-    """Return how long so many iterations take alone."""
     total_ns, done, length_ns = 0, 0, load.profile.duration_ns
     for phase in load.phases:
         until = min(phase.after, iterations)

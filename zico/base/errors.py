@@ -34,7 +34,6 @@ class TraceError(ZicoError):
         self.what = what
 
     def __str__(self) -> str:
-        """Name file, line and what is wrong."""
         return f"{self.path}:{self.line}: {self.what}" if self.line else f"{self.path}: {self.what}"
 
 
@@ -77,7 +76,6 @@ class DriverError(ZicoError):
         self.detail = detail
 
     def __str__(self) -> str:
-        """Name the operation, its status and the detail if there is one."""
         return f"{self.operation} failed with status {self.status}" + (f": {self.detail}" if self.detail else "")
 
 

@@ -54,7 +54,6 @@ def command(*words: str) -> list[str]:
 
 
 def _package() -> list[str]:
-    """Return the folders in which modules of ``zico`` are."""
     folders = [Path(__file__).absolute().parents[1]]
     for name in _BESIDE:
         found = importlib.util.find_spec(f"{_NAME}.{name}")

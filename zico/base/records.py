@@ -118,6 +118,12 @@ def _field(record: type[Record], name: str, hint: Any) -> tuple[Any, ...]:  # no
     return (name, kind, *shape)
 
 
+def view_at(address: int, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
+    """View records at an address as an array, which is valid as long as the memory is there."""
+    buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
+    return np.frombuffer(buffer, dtype, count)
+
+
 def word_of(record: Any, *path: str) -> memoryview[int]:  # noqa: ANN401 - records by field name
     """Return a number of a record, as a view of one element: ``word[0]``. The record's memory must never go.
 

@@ -143,7 +143,6 @@ class NamedJob(msgspec.Struct):
     process: Process
 
     def __str__(self) -> str:
-        """Return what people call it."""
         return f"{self.name} (process {self.process.pid})"
 
 

@@ -349,7 +349,6 @@ class PoolManager:
             _log.error("the record %s cannot be written: %s", path, error)
 
     def _evaluate_soon(self) -> None:
-        """Ask the policy as soon as the last time was long enough ago."""
         at_ns = self._evaluated_ns + MIN_EVALUATION_NS
         self._evaluate_at_ns = at_ns if self._evaluate_at_ns is None else min(at_ns, self._evaluate_at_ns)
 

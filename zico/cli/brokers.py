@@ -43,7 +43,6 @@ class Meant:
     """Of one of them; ``None``: all of that name."""
 
     def __str__(self) -> str:
-        """Return what the user may type."""
         return self.name if self.pid is None else f"{self.name}/{self.pid}"
 
     def among(self, jobs: Iterable[JobReport]) -> list[JobReport]:

@@ -160,7 +160,6 @@ class Display(Listener):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the live table away and give the cursor back."""
         self._hide()
 
     def output(self, name: str, stream: Stream, lines: list[bytes]) -> None:

@@ -412,7 +412,6 @@ def _mprotect(page: int, protection: int) -> int:
 
 
 def _page(address: int) -> int:
-    """Round down to a page."""
     return address & -mmap.PAGESIZE
 
 

@@ -70,7 +70,6 @@ def _printable(text: str, most: int) -> str:
 
 
 def _packed(fields: Mapping[str, str | int]) -> bytes:
-    """Encode as msgpack."""
     parts = [bytes([_MAP | len(fields)])]
     for name, value in fields.items():
         parts.append(_packed_string(name))

@@ -182,7 +182,6 @@ class Queue:
         return await self._room.offers(job, now)
 
     def _limits(self, job: SweepJob, pools: Mapping[int, PoolNow]) -> dict[int, int]:
-        """Return what the job may hold in each pool."""
         owner = self._owners.get(job.owner)
         return {number: owner.wish_on(number).limit_bytes for number in pools} if owner is not None else {}
 

@@ -425,7 +425,6 @@ class Supervisor:
 
 
 async def _cancelled(tasks: Sequence[asyncio.Future[Any] | None]) -> None:
-    """Cancel the tasks and wait until they have noticed."""
     found = [task for task in tasks if task is not None]
     for task in found:
         task.cancel()

@@ -379,7 +379,6 @@ def let_stay(pager: PagerRecord, block: int) -> None:
 
 @compiled
 def _let_leave(pager: PagerRecord) -> None:
-    """Let everything leave."""
     keep_out_of_line()
     for i in range(min(RECENT, pager.n_recent)):
         release(paging_of(pager), pager.recent[i])

@@ -271,7 +271,6 @@ def look_ahead(pager: PagerRecord) -> bool:
 
 @inlined
 def _is_short(pager: PagerRecord) -> bool:
-    """Tell whether there is no more room than is kept for faults."""
     return page_table_of(pager).resident >= frames(pager) - min(SPARE, frames(pager) >> 2)
 
 

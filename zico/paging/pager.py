@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zico.base.records import view_at
 from zico.base.units import MIB, format_bytes
 from zico.device.api import Owned
 from zico.device.host import RESERVED, HostDriver
@@ -25,7 +26,6 @@ from zico.paging.page_table import NO_TICKET, PAGE_TABLE, PAGER, offsets
 from zico.pool.layout import NOBODY
 
 if TYPE_CHECKING:
-    from zico.base.records import Layout
     from zico.tiers.stack import TierStack
 
 BLOCK_BYTES = 2 * MIB
@@ -72,15 +72,15 @@ class PagedMemory:
         self.tiers, self.flags, self.degree = tiers, flags, degree
         self._table = _zeros(table_bytes)
         self.address = self._table.ctypes.data
-        self.page_table: Any = _view(self.address, PAGE_TABLE, 1)[0]
+        self.page_table: Any = view_at(self.address, PAGE_TABLE, 1)[0]
         self.page_table["window"] = base
         self.page_table["n_blocks"], self.page_table["n_regions"] = n_blocks, n_regions
         self.page_table["block_shift"] = block_bytes.bit_length() - 1
         self.page_table["region_shift"] = region_bytes.bit_length() - 1
         self.page_table["tier_blocks"] = int(tiers.shared["n_blocks"].sum())
         self.arrays = {name: self.address + at for name, at in places.items()}
-        _view(self.arrays["tickets_address"], np.dtype("i4"), n_blocks)[:] = NO_TICKET
-        _view(self.arrays["regions_address"], np.dtype("i4"), n_regions)[:] = NOBODY
+        view_at(self.arrays["tickets_address"], np.dtype("i4"), n_blocks)[:] = NO_TICKET
+        view_at(self.arrays["regions_address"], np.dtype("i4"), n_regions)[:] = NOBODY
         driver = HostDriver()
         with contextlib.ExitStack() as undo:
             self.userfault_fd, self.reach = open_userfault()
@@ -200,8 +200,3 @@ def block_bytes_for(region_bytes: int) -> int:
 def _zeros(size_bytes: int) -> Any:  # noqa: ANN401 - an array of bytes
     """Return zeroed memory that costs nothing until it is touched."""
     return np.frombuffer(mmap.mmap(-1, size_bytes, RESERVED), np.uint8)
-
-
-def _view(address: int, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
-    buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
-    return np.frombuffer(buffer, dtype, count)

@@ -16,6 +16,7 @@ import numpy as np
 
 from zico.base.errors import BrokerError, ConfigError
 from zico.base.processes import pid_namespace, started_at
+from zico.base.records import view_at
 from zico.base.units import format_bytes
 from zico.device.api import close_descriptors
 from zico.device.host import HostDriver
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from zico.base.records import Layout
     from zico.device.api import Driver, Owned
 
 POLL_NS = 200_000
@@ -86,7 +86,7 @@ class PoolTable:
         self.window = owned.enter_context(host.reserve(table.size_bytes))
         host.map(self.window, 0, table, 0, table.size_bytes)
         base = self.window.handle
-        self.header: Any = _view(base, HEADER, 1)[0]
+        self.header: Any = view_at(base, HEADER, 1)[0]
         self.jobs: Any = None
         self.member: Any = np.zeros(1, MEMBER)
         self._profiles = np.zeros(2 * PHASES, CURVE)
@@ -113,8 +113,8 @@ class PoolTable:
     def _notice_size(self) -> None:
         base = self.window.handle
         n_regions = int(self.header["n_regions"])
-        self.jobs = _view(base + layout.jobs_offset(n_regions), JOB, MAX_JOBS)
-        self.regions = _view(base + layout.regions_offset(), REGION, n_regions)
+        self.jobs = view_at(base + layout.jobs_offset(n_regions), JOB, MAX_JOBS)
+        self.regions = view_at(base + layout.regions_offset(), REGION, n_regions)
         self.member[0]["jobs_address"] = base + layout.jobs_offset(n_regions)
         self.member[0]["issued_address"] = base + layout.issued_offset(n_regions)
         self.member[0]["counters_address"] = base + layout.counters_offset(n_regions)
@@ -462,12 +462,6 @@ class PoolTable:
 def _host_driver(driver: Driver) -> Driver:
     """Return what drives the table's memory, which is this machine's whatever the device."""
     return driver if driver.name == HostDriver.name else HostDriver()
-
-
-def _view(address: int, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
-    """View records at an address as an array; valid while the mapping is."""
-    buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
-    return np.frombuffer(buffer, dtype, count)
 
 
 def _checked_regions(budget_bytes: int, region_bytes: int, granularity_bytes: int) -> int:

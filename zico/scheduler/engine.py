@@ -263,7 +263,6 @@ def _end_iteration(run: RunRecord, number: int) -> None:
 
 @compiled
 def _fade(run: RunRecord, sim_job: SimJob, work_ns: int) -> None:
-    """Count an iteration into the job's recent throughput."""
     passed_ns = float(run.now_ns - sim_job.served_at_ns)
     sim_job.served_work, sim_job.served_time = counted(sim_job.served_work, sim_job.served_time, work_ns, passed_ns)
     sim_job.served_at_ns = run.now_ns

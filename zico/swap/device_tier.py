@@ -339,7 +339,6 @@ class DeviceTier:
             self.clock.note_copy(stream, fence)
 
     def _settle(self) -> None:
-        """Wait until no copy is under way."""
         self._driver.synchronize(self.outgoing)
         self._driver.synchronize(self.incoming)
 
@@ -384,7 +383,6 @@ class DeviceTier:
         return Rates(out_bytes_per_s, in_bytes_per_s, out_latency_s, in_latency_s)
 
     def _seconds(self, stream: int, copy: Callable[..., None], ends: tuple[int, int], size_bytes: int) -> float:
-        """Return how long a copy takes."""
         began_s = time.monotonic()
         copy(stream, *ends, size_bytes)
         self._driver.synchronize(stream)

@@ -27,7 +27,6 @@ _BITS = 64
 
 @inlined
 def _turned(word: Any, bits: int) -> Any:  # noqa: ANN401 - Numba's numbers
-    """Rotate a word to the left."""
     return (word << np.uint64(bits)) | (word >> np.uint64(_BITS - bits))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.base.libc import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
-from zico.base.records import word_of
+from zico.base.records import view_at, word_of
 from zico.base.saying import inform
 from zico.base.units import format_bytes
 from zico.heap.history import SIZE_BITS
@@ -36,7 +36,6 @@ from zico.tiers.stack import TierStack
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from zico.base.records import Layout
     from zico.heap.build import Heap
     from zico.swap.device_tier import DeviceTier
     from zico.swap.mover import Figures
@@ -71,8 +70,8 @@ class HeapGauge:
         self._job = heap.pool.jobs[int(heap.pool.member[0]["job"])]
         self._region_bytes = heap.pool.region_bytes
         self._word_address = int(heap.pool.member[0]["header_address"]) + HEADER.fields["sequence"][1]
-        self._logs = _view(int(self._heap["logs_address"]), LOG, LOGS)
-        self._lifetimes = [_view(int(log["lifetimes_address"]), LIFETIME, MAX_LIFETIMES) for log in self._logs]
+        self._logs = view_at(int(self._heap["logs_address"]), LOG, LOGS)
+        self._lifetimes = [view_at(int(log["lifetimes_address"]), LIFETIME, MAX_LIFETIMES) for log in self._logs]
         self._budget = word_of(heap.pool.header, "budget_regions")
         job, of_heap = functools.partial(word_of, self._job), functools.partial(word_of, self._heap)
         self._limit, self._held, self._live = job("limit"), job("held"), job("live_bytes")
@@ -182,12 +181,6 @@ class HeapGauge:
                 since += sign * int(size_bytes[ticks > end].sum())
         done: Int64s = np.cumsum(change)
         return Ended(begin, self.live_bytes() - since - done[-1] + done, int(self._job["last_boundary_ns"]))
-
-
-def _view(address: int, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
-    """View records of the heap, which never go."""
-    buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
-    return np.frombuffer(buffer, dtype)
 
 
 # -- joining ---------------------------------------------------------------------------------------

@@ -286,7 +286,6 @@ class Learner:
         return self._trial.turns(took_ns, self.clock.lost_ns(took_ns, waited_ns, plan.observed))
 
     def _is_of(self, plan: Plan) -> bool:
-        """Tell whether the iteration that ends was the plan's."""
         return plan.observed.sequence == tuple(self._codes)
 
     def _reconsider(self, took_ns: int, waited_ns: int, moving_ns: int) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from zico.base.errors import ConfigError
+from zico.base.records import view_at
 from zico.base.units import MIB, format_bytes
 from zico.device.api import close_descriptors
 from zico.device.host import HostDriver
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from zico.base.records import Layout
     from zico.tiers.destinations import TierWish
 
 
@@ -140,7 +140,7 @@ class TierStack:
         with contextlib.ExitStack() as undo:
             undo.callback(close_descriptors, self._descriptors)
             base = self._map(undo, self._descriptors[0])
-            self.shared = _view(base, SHARED, len(self._descriptors) - 1)
+            self.shared = view_at(base, SHARED, len(self._descriptors) - 1)
             bounce = _bounce_buffers(undo)
             for tier, shared in enumerate(self.shared):
                 self._fill(undo, tier, shared, base, bounce)
@@ -293,8 +293,3 @@ def _bounce_buffers(undo: contextlib.ExitStack) -> int:
         window = undo.enter_context(driver.reserve(memory.size_bytes))
         driver.map(window, 0, memory, 0, memory.size_bytes)
     return window.handle
-
-
-def _view(address: int, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any:  # noqa: ANN401 - an array of records
-    buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
-    return np.frombuffer(buffer, dtype, count)

@@ -32,11 +32,9 @@ from zico.base.records import I4, I8, Numbers, Record
 from zico.trace import online
 from zico.trace.online import HISTORY
 from zico.trace.profile import SLACK_SHIFT, expected_end, is_flat
-from zico.trace.repeats import REPEATS, STRICT, SURE, mark_at, slack
+from zico.trace.repeats import REPEATS, STRICT, SURE, mark_at, mixed, slack
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from zico.trace.online import Tracker
     from zico.trace.profile import Curve
 
@@ -53,7 +51,6 @@ _MANY = 8  # marks: all of these iterations are searched, later the 16th, 32nd, 
 _ENDLESS = 1 << 62
 
 _I64 = np.dtype("i8")
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Phases(Record):
@@ -133,12 +130,6 @@ def _is_another(phases: Phases, tracker: Tracker, progress: int) -> bool:
     return phases.is_strange == 1 or progress > phases.usual_end > 0
 
 
-@inlined
-def _mixed(value: Any, new: int) -> Any:  # noqa: ANN401 - unsigned, as in zico.trace.repeats
-    value = (value ^ np.uint64(new)) * _FACTOR
-    return value ^ (value >> np.uint64(29))
-
-
 @compiled
 def _beginning(tracker: Tracker, last: int, width: int) -> int:
     """Return what ``width`` allocations up to the one at ``last`` look like: sizes, and how memory changed between."""
@@ -147,7 +138,7 @@ def _beginning(tracker: Tracker, last: int, width: int) -> int:
     first = last + 1 - width
     mark = np.uint64(width)
     for i in range(first, last + 1):
-        mark = _mixed(_mixed(mark, sizes[i]), live[i] - live[first])
+        mark = mixed(mixed(mark, sizes[i]), live[i] - live[first])
     return int(np.int64(mark))
 
 

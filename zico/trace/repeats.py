@@ -135,7 +135,8 @@ def slack(gap: int) -> int:
 
 
 @inlined
-def _mixed(value: Any, new: int) -> Any:  # noqa: ANN401 - unsigned: signed overflow is undefined in compiled code
+def mixed(value: Any, new: int) -> Any:  # noqa: ANN401 - unsigned: signed overflow is undefined in compiled code
+    """Return a mark that has taken a number in."""
     value = (value ^ np.uint64(new)) * _FACTOR
     return value ^ (value >> np.uint64(29))
 
@@ -143,11 +144,11 @@ def _mixed(value: Any, new: int) -> Any:  # noqa: ANN401 - unsigned: signed over
 @inlined
 def mark_at(sizes: Array, live_bytes: Array, i: int, width: int) -> int:
     """Return the mark of ``width`` allocations that ends with allocation ``i``, which is at least ``STRICT``."""
-    mark = _mixed(np.uint64(1), sizes[i])
+    mark = mixed(np.uint64(1), sizes[i])
     if width != LOOSE:
-        mark = _mixed(mark, live_bytes[i])
+        mark = mixed(mark, live_bytes[i])
         for j in range(i - (STRICT if width == RISING else width) + 1, i):
-            mark = _mixed(_mixed(mark, sizes[j]), live_bytes[j])
+            mark = mixed(mixed(mark, sizes[j]), live_bytes[j])
     return int(np.int64(mark))
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from zico.base.compiled import compiled
 from zico.planning.saving import fast
 from zico.planning.saving.problem import PERSISTENT, Int64s
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Given(NamedTuple):
@@ -50,6 +53,12 @@ class Given(NamedTuple):
 
 
 PERIOD, LIMIT, LEAST, FORWARD = range(4)
+
+
+def rows(lists: Sequence[Sequence[int]]) -> tuple[Int64s, Int64s]:
+    """Return lists as one array: where each begins in it, and their numbers."""
+    begin = np.cumsum([0, *map(len, lists)])
+    return begin, np.array([each for one in lists for each in one], np.int64)
 
 
 # -- an order as an iteration ----------------------------------------------------------------------
@@ -185,7 +194,6 @@ def _times(of: Given, placed: _Placed) -> tuple[Int64s, int]:
 
 @compiled
 def _runs(of: Given, placed: _Placed, access: int) -> tuple[int, int]:
-    """Return which places are an access's."""
     op = of.access_op[access] % len(of.duration)
     return placed.begin[op], placed.begin[op + 1]
 

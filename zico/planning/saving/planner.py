@@ -39,7 +39,7 @@ from zico.base.programs import program
 from zico.base.units import format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving import fast
-from zico.planning.saving.iteration import FORWARD, LIMIT, PERIOD, Given, Made, iteration_of
+from zico.planning.saving.iteration import FORWARD, LIMIT, PERIOD, Given, Made, iteration_of, rows
 from zico.planning.saving.mixed import SavePlan
 from zico.planning.saving.moving import BOTH, EARLY, LATE, Moves, Times, chosen, ideal, streams, tried
 from zico.planning.saving.problem import LEAST_BYTES, Int64s, SwapPlan, Transfers, no_swaps
@@ -72,8 +72,6 @@ from zico.planning.saving.pruning import (
 from zico.planning.saving.registry import OURS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from zico.planning.saving.problem import Bools, SwapProblem
     from zico.planning.saving.recomputation import Graph
 
@@ -220,7 +218,6 @@ def _whole(starts: Starts, i: int) -> Int64s:
 
 @compiled
 def _full(of: Given, order: Int64s) -> Line:
-    """Return an order all of whose steps run."""
     return line_of(of, order, np.ones(len(order), np.bool_))
 
 
@@ -547,17 +544,7 @@ def _search(of: Given, best: Best, work: Int64s) -> None:
 
 def given(problem: SwapProblem, graph: Graph) -> Given:
     """Return a problem and its graph as arrays."""
-
-    def rows(lists: Sequence[Sequence[int]]) -> tuple[Int64s, Int64s]:
-        begin = np.cumsum([0, *map(len, lists)])
-        return begin, np.array([each for one in lists for each in one], np.int64)
-
     n = len(graph)
-    leaves: list[list[int]] = [[] for _ in range(n)]
-    for result, op in enumerate(graph.maker):
-        uses = [op, *graph.readers[result]]
-        if len(uses) > 1:
-            leaves[uses[int(np.argmax(np.diff(uses)))]].append(result)
     ends = problem.op_start_ns + problem.op_duration_ns
     node = np.array(graph.op_of, np.int64)
     result_of = np.full(len(problem), -1)
@@ -584,7 +571,7 @@ def given(problem: SwapProblem, graph: Graph) -> Given:
         *rows(tuple(tuple(dict.fromkeys(each)) for each in graph.inputs)),
         *rows(graph.results),
         *rows(graph.readers),
-        *rows(leaves),
+        *rows(graph.leaves),
         np.array([problem.period_ns, limit, min(LEAST_BYTES, max(limit // 1000, 1)), graph.n_forward], np.int64),
     )
 

@@ -377,32 +377,31 @@ def line_of(of: Given, order: Int64s, runs: Bools) -> Line:  # noqa: C901 - one 
 @compiled
 def _before(values: Int64s, begin: int, end: int, step: int, runs: Bools) -> int:
     """Return the last step ahead of one, of an ascending row, that runs; -1: there is none."""
-    low, high = begin, end
-    while low < high:
-        middle = (low + high) // 2
-        if values[middle] < step:
-            low = middle + 1
-        else:
-            high = middle
-    low -= 1
-    while low >= begin and not runs[values[low]]:
-        low -= 1
-    return values[low] if low >= begin else -1
+    i = _first_from(values, begin, end, step) - 1
+    while i >= begin and not runs[values[i]]:
+        i -= 1
+    return values[i] if i >= begin else -1
 
 
 @compiled
 def _behind(values: Int64s, begin: int, end: int, step: int, runs: Bools) -> int:
     """Return the first step behind one that runs; a large one: there is none."""
-    low, high = begin, end
-    while low < high:
-        middle = (low + high) // 2
-        if values[middle] <= step:
-            low = middle + 1
+    i = _first_from(values, begin, end, step + 1)
+    while i < end and not runs[values[i]]:
+        i += 1
+    return values[i] if i < end else NEVER
+
+
+@compiled
+def _first_from(values: Int64s, begin: int, end: int, least: int) -> int:
+    """Return where an ascending row has its first value that is not below the least; its end: there is none."""
+    while begin < end:
+        middle = (begin + end) // 2
+        if values[middle] < least:
+            begin = middle + 1
         else:
-            high = middle
-    while low < end and not runs[values[low]]:
-        low += 1
-    return values[low] if low < end else NEVER
+            end = middle
+    return begin
 
 
 @compiled

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 from zico.base.errors import ProblemError
 
@@ -97,6 +98,17 @@ class Graph:
         for op, inputs in enumerate(self.inputs):
             for result in dict.fromkeys(inputs):
                 found[result].append(op)
+        return tuple(map(tuple, found))
+
+    @functools.cached_property
+    def leaves(self) -> tuple[tuple[int, ...], ...]:
+        """Return for each operation the results that can be dropped behind it, for their longest pause."""
+        found: list[list[int]] = [[] for _ in self.cost_ns]
+        for result, op in enumerate(self.maker):
+            pauses = list(itertools.pairwise((op, *self.readers[result])))
+            if pauses:
+                before, _ = max(pauses, key=lambda pause: pause[1] - pause[0])
+                found[before].append(result)
         return tuple(map(tuple, found))
 
     @functools.cached_property
