@@ -15,6 +15,9 @@ from zico.base import interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from zico.base.settings import Settings
 
 START_S = 1800.0
 """The first broker on a machine compiles."""
@@ -79,6 +82,21 @@ def hears_ready(ready_fd: int, tell: Callable[[str], None]) -> bool | None:
     if COMPILING in words:
         tell("compiling; this takes a minute or two, once per machine")
     return READY in words if READY in words or not words else None
+
+
+def words_of(settings: Settings, socket: Path) -> list[str]:
+    """Return what ``zico.broker`` is called with for these settings."""
+    return [
+        *("--socket", str(socket)),
+        *("--budget-bytes", str(settings.budget_bytes.value)),
+        *("--most-bytes", str(settings.most_bytes.value)),
+        *("--region-bytes", str(settings.region_bytes.value)),
+        *("--reserve-bytes", str(settings.reserve_bytes.value)),
+        *("--device", settings.device.value),
+        *(["--isolate"] if settings.isolate.value else []),
+        *("--policy", settings.policy.value),
+        *("--log-level", settings.log_level.value),
+    ]
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from zico.base.settings import DEFAULT_EXPECTED_JOBS, SOCKET_VARIABLE, device_of
 from zico.base.units import format_bytes
 from zico.broker.client import BrokerClient
 from zico.broker.notes import read_head
-from zico.broker.starting import lines_of, start_broker
+from zico.broker.starting import lines_of, start_broker, words_of
 from zico.cli.options import (
     ANSWER_S,
     SOCKET,
@@ -109,13 +109,7 @@ def broker(
 
     from zico.broker.__main__ import main
 
-    arguments = ["--socket", str(path)]
-    arguments += ["--budget-bytes", str(settings.budget_bytes.value)]
-    arguments += ["--most-bytes", str(settings.most_bytes.value)]
-    arguments += ["--region-bytes", str(settings.region_bytes.value)]
-    arguments += ["--reserve-bytes", str(settings.reserve_bytes.value)]
-    arguments += ["--device", settings.device.value, *(["--isolate"] if settings.isolate.value else [])]
-    arguments += ["--policy", settings.policy.value, "--log-level", settings.log_level.value]
+    arguments = words_of(settings, path)
     if until is not None:
         arguments += ["--parent-pid", str(until)]
     if record is not None:

@@ -17,7 +17,7 @@ from zico.base.errors import CommandError, ZicoError
 from zico.base.rundir import SOCKET_NAME
 from zico.broker.client import BrokerClient
 from zico.broker.notes import read_head
-from zico.broker.starting import hears_ready
+from zico.broker.starting import hears_ready, words_of
 from zico.launch.processes import KILL_S, LEFT_BEHIND_S, Child, LinePipe, readable
 from zico.report.model import read_record
 
@@ -152,12 +152,17 @@ class BrokerProcess:
             self._ready_fd, told_fd = os.pipe2(os.O_CLOEXEC)
             undo.callback(os.close, self._ready_fd)
             try:
-                words = self._words_of(settings, told_fd, pages=pages, mps_pipes=mps_pipes)
+                words = [*words_of(settings, self.socket), "--record", str(self.record)]
+                words += ["--ready-fd", str(told_fd), "--parent-pid", str(os.getpid())]
                 passed = [told_fd]
+                if pages:
+                    words.append("--paging")
+                if mps_pipes is not None:
+                    words += ["--mps-pipes", str(mps_pipes)]
                 if metrics is not None:
                     passed.append(metrics.socket.fileno())
                     words += ["--metrics-fd", str(metrics.socket.fileno())]
-                argv = interpreter.command(*words)
+                argv = interpreter.command("-m", "zico.broker", *words)
                 self._child = Child(argv, os.environ, stdin=subprocess.DEVNULL, pass_fds=tuple(passed))
             finally:
                 os.close(told_fd)
@@ -228,25 +233,6 @@ class BrokerProcess:
             self._ready_fd = -1
             guardian.remove(self._child.pid)
             self._child.kill()
-
-    def _words_of(self, settings: Settings, ready_fd: int, *, pages: bool, mps_pipes: Path | None) -> list[str]:
-        return [
-            *("-m", "zico.broker"),
-            *("--socket", str(self.socket)),
-            *("--budget-bytes", str(settings.budget_bytes.value)),
-            *("--most-bytes", str(settings.most_bytes.value)),
-            *("--region-bytes", str(settings.region_bytes.value)),
-            *("--reserve-bytes", str(settings.reserve_bytes.value)),
-            *("--device", settings.device.value),
-            *(["--isolate"] if settings.isolate.value else []),
-            *(["--paging"] if pages else []),
-            *([] if mps_pipes is None else ["--mps-pipes", str(mps_pipes)]),
-            *("--policy", settings.policy.value),
-            *("--record", str(self.record)),
-            *("--ready-fd", str(ready_fd)),
-            *("--parent-pid", str(os.getpid())),
-            *("--log-level", settings.log_level.value),
-        ]
 
     def _tell_compiling(self, text: str) -> None:
         self.compiles.set()
