@@ -206,27 +206,22 @@ def _show(report: Report, json_path: Path | None) -> None:
     if tell_json(report, json_path):
         return
     console = TextConsole()
-    console.print(
+    console.say(
         f"{report.file}: {report.tensors} tensors, at most {format_bytes(report.live_peak_bytes)} alive at once"
-        + (f", capacity {format_bytes(report.capacity_bytes)}" if report.capacity_bytes is not None else ""),
-        markup=False,
-        soft_wrap=True,
+        + (f", capacity {format_bytes(report.capacity_bytes)}" if report.capacity_bytes is not None else "")
     )
-    console.print(_table(report, console.empty_table()))
+    console.print(_table(report, console))
     for row in report.rows:
         if row.detail:
-            console.print(f"{row.planner}: {row.answer}: {row.detail}", soft_wrap=True)
+            console.say(f"{row.planner}: {row.answer}: {row.detail}")
     if report.answer is not None:
-        console.print(f"into {report.capacity_bytes} bytes: {report.answer}", soft_wrap=True)
+        console.say(f"into {report.capacity_bytes} bytes: {report.answer}")
 
 
-def _table(report: Report, table: Table) -> Table:
-    table.add_column("planner")
-    for column in ("answer", "peak", "peak / live", "seconds"):
-        table.add_column(column, justify="right")
-    if report.region_bytes is not None:
-        for column in ("regions (least)", "held / live: peak", "mean (least)", "slots"):
-            table.add_column(column, justify="right")
+def _table(report: Report, console: TextConsole) -> Table:
+    of_regions = ("regions (least)", "held / live: peak", "mean (least)", "slots")
+    columns = ("answer", "peak", "peak / live", "seconds", *(of_regions if report.region_bytes is not None else ()))
+    table = console.table(("planner",), columns)
     for row in report.rows:
         table.add_row(*_cells(row, with_regions=report.region_bytes is not None))
     return table

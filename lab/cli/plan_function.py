@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ConfigError
-from zico.base.units import format_bytes, parse_size
+from zico.base.units import format_bytes
 from zico.lab.cli.fake import defined, named, told_of
-from zico.lab.cli.plan_save import tell_json
+from zico.lab.cli.plan_save import limit_of, tell_json
 from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ SCHEMA = "zico.passes.v1"
 KEPT, NOT_KEPT = 0, 1
 """Exit codes: whether something keeps the limit."""
 _ENDS = ".py"
-_WHOLE = 1 << 40
-"""Parts of what is kept, so that a share is read as exactly as a size."""
+_KEPT_BYTES = "what is kept"
 _GIGA = 1e9
 
 
@@ -114,17 +113,6 @@ def _is_torch(function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
     return isinstance(function, torch.nn.Module) or any(isinstance(each, torch.Tensor) for each in arguments)
 
 
-def _limit(text: str | None, saved_bytes: int) -> int | None:
-    if text is None:
-        return None
-    try:
-        return parse_size(text, whole_bytes=saved_bytes if text.strip().endswith("%") else _WHOLE)
-    except ConfigError:
-        raise ConfigError(
-            f"--limit {text!r}: give a size such as 8GiB, or a share of what is kept such as 70%"
-        ) from None
-
-
 # -- PyTorch ---------------------------------------------------------------------------------------
 
 
@@ -138,7 +126,7 @@ def _torch(build: Build, name: str, asked: SaveAsked, work: Work) -> PassesRepor
     if (asked.limit is None) is not (asked.save is None):
         raise ConfigError("compiled graphs are planned for a limit: give --save NAME and --limit SIZE, or neither")
     alone = compiled.passes_of(build)
-    limit_bytes = _limit(asked.limit, alone.saved_bytes)
+    limit_bytes = limit_of(asked.limit, alone.saved_bytes, _KEPT_BYTES)
     rows = [PassesRow("torch.compile", alone.saved_bytes, alone.again_flops)]
     if limit_bytes is not None:
         budget = min(1.0, limit_bytes / max(alone.saved_bytes, 1))
@@ -170,7 +158,7 @@ def _jax(build: Build, name: str, asked: SaveAsked, _work: Work) -> PassesReport
     for policy in policies.POLICIES:
         found = policies.passes_of(function, arguments, policy)
         rows.append(PassesRow(policy, found.saved_bytes, max(0, found.flops - alone.flops)))
-    return PassesReport(name, "jax", alone.flops, _limit(asked.limit, alone.saved_bytes), rows)
+    return PassesReport(name, "jax", alone.flops, limit_of(asked.limit, alone.saved_bytes, _KEPT_BYTES), rows)
 
 
 # -- what it prints --------------------------------------------------------------------------------
@@ -182,11 +170,9 @@ def _show(report: PassesReport, json_path: Path | None) -> None:
     console = TextConsole()
     limit = "" if report.limit_bytes is None else f", limit {format_bytes(report.limit_bytes)}"
     line = f"{report.function}: {report.framework}, {report.flops / _GIGA:.3g} GFLOP in both passes{limit}"
-    console.print(line, soft_wrap=True)
-    table = console.empty_table()
-    table.add_column("policy" if report.framework == "jax" else "planner")
-    for column in ("saved between the passes", "of before", "computed again", "of all"):
-        table.add_column(column, justify="right")
+    console.say(line)
+    name = "policy" if report.framework == "jax" else "planner"
+    table = console.table((name,), ("saved between the passes", "of before", "computed again", "of all"))
     before_bytes = max(report.rows[0].saved_bytes, 1)
     for row in report.rows:
         table.add_row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
@@ -94,31 +95,27 @@ def show(report: SaveReport, json_path: Path | None) -> None:
         return
     console = TextConsole()
     limit = "" if report.limit_bytes is None else f", limit {format_bytes(report.limit_bytes)}"
-    console.print(
+    console.say(
         f"{report.file}: {report.tensors} tensors, {report.operations} operations, "
         f"at most {format_bytes(report.peak_bytes)} alive at once, at least {format_bytes(report.least_bytes)} "
         f"needed at once{limit}; "
-        f"{format_bytes(report.out_bandwidth)}/s out, {format_bytes(report.back_bandwidth)}/s back",
-        markup=False,
-        soft_wrap=True,
+        f"{format_bytes(report.out_bandwidth)}/s out, {format_bytes(report.back_bandwidth)}/s back"
     )
-    console.print(_table(report, console.empty_table()))
+    console.print(_table(report, console))
     for row in report.rows:
         if row.detail:
-            console.print(f"{row.planner}: {row.answer}: {row.detail}", soft_wrap=True)
+            console.say(f"{row.planner}: {row.answer}: {row.detail}")
     if report.bound is not None:
         what = f"an overhead below {report.bound:.1%}"
         if report.allowed_overhead is not None:
             what = f"a limit below {format_bytes(report.bound)} at that overhead"
-        console.print(f"no plan of swaps has {what}", soft_wrap=True)
+        console.say(f"no plan of swaps has {what}")
 
 
-def _table(report: SaveReport, table: Table) -> Table:
-    table.add_column("planner")
+def _table(report: SaveReport, console: TextConsole) -> Table:
     packed = f"packed by {report.packed_by}"
     before = ("peak", "of before", packed, "iteration", "overhead", "waits")
-    for column in (*before, "moved", "swaps", "run again", "seconds"):
-        table.add_column(column, justify="right")
+    table = console.table(("planner",), (*before, "moved", "swaps", "run again", "seconds"))
     for row in report.rows:
         if not row.peak_bytes:
             table.add_row(row.planner, row.answer, *["-"] * 8, f"{row.elapsed_s:.2f}")
@@ -261,7 +258,7 @@ def plan_saving(asked: SaveAsked, work: Work) -> int:
     out, back = _links(asked.bandwidth)
     planners = _planners(asked.save or "", compare=work.compare, limited=asked.limit is not None)
     found = swap_iteration(read_trace(work.file, whole=work.whole), work.iteration, out=out, back=back)
-    limit_bytes = _limit(asked.limit, found.problem.peak_bytes)
+    limit_bytes = limit_of(asked.limit, found.problem.peak_bytes, "the peak")
     overhead = None if limit_bytes is not None else _share(asked.overhead or "0%")
     found = dataclasses.replace(found, problem=dataclasses.replace(found.problem, limit_bytes=limit_bytes))
     problem = found.problem
@@ -313,13 +310,18 @@ def _links(bandwidth: str | None) -> tuple[Link, Link]:
     return Link(float(out)), Link(float(back))
 
 
-def _limit(text: str | None, peak_bytes: int) -> int | None:
+def limit_of(text: str | None, whole_bytes: int, whole: str) -> int | None:
+    """Return the bytes of ``--limit``, which may be a share of a whole; ``None``: there is no limit.
+
+    Raises:
+        ConfigError: It is neither a size nor a share.
+    """
     if text is None:
         return None
     try:
-        return parse_size(text, whole_bytes=peak_bytes if text.strip().endswith("%") else _LARGEST)
+        return parse_size(text, whole_bytes=whole_bytes if text.strip().endswith("%") else _LARGEST)
     except ConfigError:
-        raise ConfigError(f"--limit {text!r}: give a size such as 8GiB, or a share of the peak such as 70%") from None
+        raise ConfigError(f"--limit {text!r}: give a size such as 8GiB, or a share of {whole} such as 70%") from None
 
 
 def _share(text: str) -> float:
@@ -416,22 +418,17 @@ class _Asking:
         return _Judged(row, answer, history)
 
     def _answer(self, planner: SavePlanner) -> tuple[SwapProblem, SavePlan | NoPlan]:
-        from zico.planning.saving.clock import by_processor_time
-
-        if self.deadline_s is not None:
-            return self._answer_within(planner, self.deadline_s)
-        with by_processor_time():
-            return self._answer_within(planner, _WORK_S)
-
-    def _answer_within(self, planner: SavePlanner, seconds: float) -> tuple[SwapProblem, SavePlan | NoPlan]:
         from zico.lab.saving.packing import lowest_limit
+        from zico.planning.saving.clock import by_processor_time
         from zico.planning.saving.mixed import Swapping, straight
 
         problem = self.problem
-        if self.overhead is not None and isinstance(planner, Swapping):
-            lowest = lowest_limit(problem, planner.planner, self.overhead, seconds)
-            return dataclasses.replace(problem, limit_bytes=lowest.limit_bytes), straight(lowest.plan)
-        return problem, planner.plan(problem, self.graph, seconds)
+        seconds = _WORK_S if self.deadline_s is None else self.deadline_s
+        with by_processor_time() if self.deadline_s is None else contextlib.nullcontext():
+            if self.overhead is not None and isinstance(planner, Swapping):
+                lowest = lowest_limit(problem, planner.planner, self.overhead, seconds)
+                return dataclasses.replace(problem, limit_bytes=lowest.limit_bytes), straight(lowest.plan)
+            return problem, planner.plan(problem, self.graph, seconds)
 
 
 def _row(name: str, result: Replay, problem: SwapProblem) -> SaveRow:

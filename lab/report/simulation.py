@@ -228,7 +228,7 @@ _BETWEEN = 3
 def write_simulation_table(report: SimulationReport, outfile: IO[str]) -> None:
     """Write the table and the notes to ``outfile``."""
     console = TextConsole(outfile)
-    table = console.empty_table()
+    table = console.table(())
     rows = list(rows_of(report))
     shown = _columns_within(console.width, rows)
     for column in shown:
@@ -240,7 +240,7 @@ def write_simulation_table(report: SimulationReport, outfile: IO[str]) -> None:
         table.add_section()
     console.print(table)
     for line in lines_of(report):
-        console.print(line, soft_wrap=True)
+        console.say(line)
 
 
 def _columns_within(width: int, rows: Sequence[tuple[str, ...]]) -> list[int]:

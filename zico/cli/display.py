@@ -180,7 +180,7 @@ class Display(Listener):
         """Write a line of our own."""
         # Without a reader of our words the jobs go on.
         with contextlib.suppress(BrokenPipeError), self._above_the_table():
-            self._console.print(f"zico: {text}", soft_wrap=True)
+            self._console.say(f"zico: {text}")
 
     def progress(self, snapshot: Snapshot) -> None:
         """Draw the table again on a terminal; elsewhere write a line per job every ``PLAIN_INTERVAL_S``."""

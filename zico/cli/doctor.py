@@ -37,9 +37,7 @@ def doctor(ctx: click.Context, *, as_json: bool, budget: str) -> int:
 
 def _show(found: Diagnosis) -> None:
     console = TextConsole()
-    table = console.empty_table()
-    for column in ("check", "", "detail"):
-        table.add_column(column, overflow="fold")
+    table = console.table(("check", "", "detail"), overflow="fold")
     for check in found.checks:
         verdict = "-" if check.passed is None else _verdict(check.passed, "ok", "not ok")
         table.add_row(check.name, verdict, check.detail)

@@ -214,9 +214,7 @@ def _load(file: Path, trace: Trace, region_bytes: int) -> Load:
 
 def _show(report: Report) -> None:
     console = TextConsole()
-    table = console.empty_table()
-    for column in ("job", "peak alone", "persistent", "iteration", "delay", "slower by"):
-        table.add_column(column, no_wrap=True)
+    table = console.table(("job", "peak alone", "persistent", "iteration", "delay", "slower by"), no_wrap=True)
     table.add_column("reason")
     for job in report.jobs:
         slower = f"{(1 / job.normalised - 1) * 100:.0f} %" if job.normalised else "-"
@@ -231,9 +229,7 @@ def _show(report: Report) -> None:
         )
     console.print(table)
     peak = "at least" if not any(job.normalised for job in report.jobs) else "peak"
-    console.print(
+    console.say(
         f"{report.answer}: {report.reason} ({peak} {format_bytes(report.peak_bytes)} of "
-        f"{format_bytes(report.budget_bytes)}, policy {report.policy})",
-        markup=False,
-        soft_wrap=True,
+        f"{format_bytes(report.budget_bytes)}, policy {report.policy})"
     )

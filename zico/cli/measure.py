@@ -187,20 +187,14 @@ def has_mps() -> bool:
 
 def _show(found: Measured) -> None:
     console = TextConsole()
-    table = console.empty_table()
     titles = [f"together {way.options}".strip() for way in found.ways]
-    for title in ("job", "alone", *titles):
-        table.add_column(title, no_wrap=True, justify="left" if title == "job" else "right")
+    table = console.table(("job",), ("alone", *titles), no_wrap=True)
     for number, (name, rate) in enumerate(zip(found.jobs, found.alone_per_s, strict=True)):
         table.add_row(name, f"{rate:.2f} it/s", *(_cell(way, number) for way in found.ways))
     table.add_row("over one after the other", "1.00", *(f"{way.gain:.2f}" for way in found.ways))
     console.print(table)
-    console.print(
-        f"device {found.device}, budget {format_bytes(found.budget_bytes)}, policy {found.policy}",
-        markup=False,
-        soft_wrap=True,
-    )
-    console.print(found.advice, markup=False, soft_wrap=True)
+    console.say(f"device {found.device}, budget {format_bytes(found.budget_bytes)}, policy {found.policy}")
+    console.say(found.advice)
     sys.stdout.flush()
 
 

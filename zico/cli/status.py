@@ -44,20 +44,16 @@ def status(*, socket: Path | None, device: str | None, as_json: bool) -> int:
 
 def _show(path: Path, found: Status) -> None:
     console = TextConsole()
-    console.print(
+    console.say(
         f"{path}: device {found.device}, policy {found.policy}, granted {format_bytes(found.granted_bytes)} of "
         f"{format_bytes(found.budget_bytes)} (peak {format_bytes(found.peak_granted_bytes)}), "
-        f"physical {format_bytes(found.physical_bytes)}{_about(found)}",
-        markup=False,
-        soft_wrap=True,
+        f"physical {format_bytes(found.physical_bytes)}{_about(found)}"
     )
     if found.fault:
-        console.print(found.fault, markup=False, soft_wrap=True)
+        console.say(found.fault)
     for line in outside_lines(found.context_bytes, found.foreign_bytes):
         console.print(line)
-    table = console.empty_table()
-    for column in COLUMNS:
-        table.add_column(column, no_wrap=True)
+    table = console.table(COLUMNS, no_wrap=True)
     for job in found.jobs:
         table.add_row(
             job.name,

@@ -167,10 +167,10 @@ def _print(summary: TraceSummary) -> None:
 
     console = TextConsole()
     for line in _lines(summary):
-        console.print(line, soft_wrap=True)
+        console.say(line)
     if summary.dropped:
         text = f"{summary.dropped} events are missing: the recorder could not keep up, and the figures are too low"
-        console.print(text, style="yellow", soft_wrap=True)
+        console.say(text, "yellow")
     classes = [
         (it.name, str(it.tensors), format_bytes(it.peak_bytes), format_seconds(it.mean_lifetime_s))
         for it in summary.classes
@@ -216,9 +216,7 @@ def _row(figures: OperationFigures) -> tuple[str, str, str]:
 
 
 def _print_table(console: TextConsole, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    table = console.empty_table()
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    table = console.table(columns[:1], columns[1:], overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)

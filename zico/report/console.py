@@ -17,6 +17,8 @@ from rich.table import Table
 from zico.broker.protocol.messages import visible
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.text import Text
 
 PLAIN_WIDTH = 160
@@ -32,9 +34,18 @@ class TextConsole(Console):
         width = None if found.isatty() else PLAIN_WIDTH
         super().__init__(file=outfile, width=width, markup=False, emoji=False, highlight=False)
 
-    def empty_table(self) -> Table:
-        """Return a table without columns yet, framed as suits this console."""
-        return Table(box=box.SIMPLE_HEAD if self.is_terminal else box.ASCII2, pad_edge=False)
+    def say(self, text: str, style: str | None = None) -> None:
+        """Print a text that only the terminal wraps."""
+        self.print(text, style=style, soft_wrap=True)
+
+    def table(self, texts: Iterable[str], numbers: Iterable[str] = (), **how: Any) -> Table:  # noqa: ANN401 - rich's own
+        """Return a table without rows yet, framed as suits this console, with columns of texts, then of numbers."""
+        table = Table(box=box.SIMPLE_HEAD if self.is_terminal else box.ASCII2, pad_edge=False)
+        for column in texts:
+            table.add_column(column, **how)
+        for column in numbers:
+            table.add_column(column, justify="right", **how)
+        return table
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - rich's own
         """Return the text as rich draws it, also in the cells of a table."""

@@ -47,11 +47,9 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
 def write_sweep_table(report: SweepReport, outfile: IO[str]) -> None:
     """Write a row for each job to ``outfile``, and what is left below."""
     console = TextConsole(outfile)
-    table = console.empty_table()
     parameters = _parameter_columns(report)
     where = ["device"] if "," in report.device else []
-    for column in ("job", *parameters, *where):
-        table.add_column(column, no_wrap=True, overflow="fold")
+    table = console.table(("job", *parameters, *where), no_wrap=True, overflow="fold")
     for column in ("exit", "iterations", "it/s", "waited", "peak", "tries"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("note")
@@ -60,7 +58,7 @@ def write_sweep_table(report: SweepReport, outfile: IO[str]) -> None:
         table.add_row(*cells, *_cells(row), style="red" if row.exit_code else None)
     console.print(table)
     for line in closing_lines(report):
-        console.print(line, soft_wrap=True)
+        console.say(line)
 
 
 def closing_lines(report: SweepReport) -> Iterator[str]:

@@ -43,7 +43,7 @@ def write_table(report: RunReport, outfile: IO[str]) -> None:
     for line in pool_lines(report):
         console.print(line)
     for line in attention_lines(report):
-        console.print(line, style="yellow", soft_wrap=True)
+        console.say(line, "yellow")
 
 
 def columns_of(report: RunReport) -> Cells:
@@ -190,9 +190,7 @@ def _cells(figures: ProcessFigures, *, has_phases: bool) -> tuple[str, ...]:
 
 
 def _table(console: TextConsole, columns: Cells, rows: Iterable[Cells], failed: Sequence[Cells] = ()) -> Table:
-    table = console.empty_table()
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True, overflow="fold")
+    table = console.table(columns[:1], columns[1:], no_wrap=True, overflow="fold")
     for row in rows:
         table.add_row(*row, style="red" if row in failed else None)
     return table
