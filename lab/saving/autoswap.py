@@ -57,6 +57,11 @@ class Gaps:
         """Return some of them, in that order."""
         return Gaps(*(getattr(self, field.name)[which] for field in dataclasses.fields(self)))
 
+    def moved(self, out: Transfers, back: Transfers, planner: str, elapsed_s: float = 0.0) -> SwapPlan:
+        """Return the plan of a planner that moves whole tensors in all of them."""
+        first_byte = np.zeros(len(self), np.int64)
+        return SwapPlan(self.tensor, self.gap, first_byte, self.size_bytes, out, back, planner, elapsed_s)
+
 
 def gaps_between_accesses(problem: SwapProblem, least_bytes: int = LEAST_BYTES) -> Gaps:
     """Return the gaps that are not empty and end with an access, of tensors of so many bytes or more."""
@@ -189,16 +194,8 @@ def schedule(problem: SwapProblem, chosen: Gaps, peak_op: int, planner: str, ela
     """
     n = problem.n_ops
     asked, delay_ns = _asked_back(problem, chosen, peak_op)
-    return SwapPlan(
-        tensor=chosen.tensor,
-        gap=chosen.gap,
-        first_byte=np.zeros(len(chosen), np.int64),
-        size_bytes=chosen.size_bytes,
-        out=in_order(chosen.first - 1, np.zeros(len(chosen), np.int64), chosen.first, n),
-        back=in_order(asked, delay_ns, chosen.last, n),
-        planner=planner,
-        elapsed_s=elapsed_s,
-    )
+    out = in_order(chosen.first - 1, np.zeros(len(chosen), np.int64), chosen.first, n)
+    return chosen.moved(out, in_order(asked, delay_ns, chosen.last, n), planner, elapsed_s)
 
 
 def _asked_back(problem: SwapProblem, chosen: Gaps, peak_op: int) -> tuple[Int64s, Int64s]:

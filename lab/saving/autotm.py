@@ -32,13 +32,12 @@ from zico.base.units import format_bytes
 from zico.lab.saving.autoswap import LEAST_BYTES, Limited, begin_ns, gaps_between_accesses, in_order
 from zico.lab.saving.replayer import Replayer
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.problem import SwapPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zico.lab.saving.autoswap import Floats, Gaps
-    from zico.planning.saving.problem import Bools, Int64s, SwapProblem
+    from zico.planning.saving.problem import Bools, Int64s, SwapPlan, SwapProblem
 
 MOST_ENTRIES = 400_000
 """Of the program's matrix: above, it is not tried."""
@@ -315,15 +314,10 @@ def plan_of(problem: SwapProblem, choices: Choices, chosen: Chosen) -> SwapPlan:
     returns = np.where(alone_back, gaps.last, begin_back)
     none = np.zeros(len(gaps), np.int64)
     ran_ns = np.where(alone_back, problem.op_duration_ns[gaps.last % problem.n_ops], none)
-    return SwapPlan(
-        tensor=gaps.tensor,
-        gap=gaps.gap,
-        first_byte=none,
-        size_bytes=gaps.size_bytes,
-        out=in_order(asked, none, _first(alone_out, gaps.first, problem), problem.n_ops),
-        back=in_order(returns, ran_ns, _first(~alone_back, gaps.last, problem), problem.n_ops),
-        planner=AutoTM.name,
-        elapsed_s=0.0,
+    return gaps.moved(
+        in_order(asked, none, _first(alone_out, gaps.first, problem), problem.n_ops),
+        in_order(returns, ran_ns, _first(~alone_back, gaps.last, problem), problem.n_ops),
+        AutoTM.name,
     )
 
 

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,17 +71,35 @@ def limit_of(problem: SwapProblem) -> int:
     return problem.peak_bytes if problem.limit_bytes is None else problem.limit_bytes
 
 
+class Mixing:
+    """What planners that drop and move share: they are asked where a limit lies below the peak, and timed."""
+
+    name: str
+
+    def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
+        """Return a plan, or why there is none."""
+        began_s = now_s()
+        if problem.peak_bytes <= limit_of(problem):
+            return straight(no_swaps(self.name))
+        found = self.found(problem, graph, deadline_s)
+        return dataclasses.replace(found, planner=self.name, elapsed_s=now_s() - began_s)
+
+    def found(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
+        """Return a plan, or what is in the way."""
+        raise NotImplementedError
+
+
 def with_swaps(
     planner: SwapPlanner, problem: SwapProblem, graph: Graph, order: Order, deadline_s: float
-) -> tuple[float, SavePlan] | NoPlan:
+) -> tuple[float, SavePlan | NoPlan]:
     """Return how long an iteration takes in which this runs again and the planner moves the rest, and that plan."""
     made = rewritten(problem, graph, order).problem
     answer = no_swaps(planner.name) if made.peak_bytes <= limit_of(problem) else planner.plan(made, deadline_s)
     if isinstance(answer, NoPlan):
-        return answer
+        return math.inf, answer
     replayed = Replayer(made).replay(answer)
     if not replayed.is_good:
-        return NoPlan(Reason.NOT_FOUND, planner.name, 0.0, f"the plan breaks the rule {replayed.rule}")
+        return math.inf, NoPlan(Reason.NOT_FOUND, planner.name, 0.0, f"the plan breaks the rule {replayed.rule}")
     runs = order if len(order) > len(graph) else ()
     return replayed.duration_ns, SavePlan(planner.name, 0.0, answer, runs)
 
@@ -94,23 +113,17 @@ def replayed(problem: SwapProblem, graph: Graph, plan: SavePlan) -> FastReplay:
 # -- Capuchin --------------------------------------------------------------------------------------
 
 
-class Capuchin:
+class Capuchin(Mixing):
     """Free swaps, then whatever costs less."""
 
     name = "capuchin"
 
-    def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
-        """Return a plan, or why there is none."""
-        began_s = now_s()
-        if problem.peak_bytes <= limit_of(problem):
-            return straight(no_swaps(self.name))
-        order = order_of(graph, self.dropped(problem, graph, began_s + deadline_s / 2))
-        found: tuple[float, SavePlan] | NoPlan = NoPlan(Reason.NOT_FOUND, self.name, 0.0, "no order")
-        if order is not None:
-            found = with_swaps(AutoSwap("doa"), problem, graph, order, deadline_s)
-        if isinstance(found, NoPlan):
-            return dataclasses.replace(found, planner=self.name, elapsed_s=now_s() - began_s)
-        return dataclasses.replace(found[1], planner=self.name, elapsed_s=now_s() - began_s)
+    def found(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
+        """Return a plan, or what is in the way."""
+        order = order_of(graph, self.dropped(problem, graph, now_s() + deadline_s / 2))
+        if order is None:
+            return NoPlan(Reason.NOT_FOUND, self.name, 0.0, "no order")
+        return with_swaps(AutoSwap("doa"), problem, graph, order, deadline_s)[1]
 
     @staticmethod
     def dropped(problem: SwapProblem, graph: Graph, end_s: float) -> set[int]:
@@ -220,22 +233,17 @@ class _Offloading(Limited):
         return candidates.plan(-candidates.gaps.first.astype(float), limit_bytes, self.name)
 
 
-class SuperNeurons:
+class SuperNeurons(Mixing):
     """All cheap layers again; results of the others move, those that were made first first."""
 
     name = "superneurons"
 
-    def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
-        """Return a plan, or why there is none."""
-        began_s = now_s()
-        if problem.peak_bytes <= limit_of(problem):
-            return straight(no_swaps(self.name))
-        found = NoPlan(Reason.NOT_FOUND, self.name, 0.0, "an operation would run again that must not")
+    def found(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
+        """Return a plan, or what is in the way."""
         order = order_of(graph, cheap(problem, graph))
-        made = None if order is None else with_swaps(_Offloading(), problem, graph, order, deadline_s)
-        if made is None or isinstance(made, NoPlan):
-            return dataclasses.replace(made or found, planner=self.name, elapsed_s=now_s() - began_s)
-        return dataclasses.replace(made[1], planner=self.name, elapsed_s=now_s() - began_s)
+        if order is None:
+            return NoPlan(Reason.NOT_FOUND, self.name, 0.0, "an operation would run again that must not")
+        return with_swaps(_Offloading(), problem, graph, order, deadline_s)[1]
 
 
 def worth(graph: Graph, result: int) -> float:
@@ -243,26 +251,25 @@ def worth(graph: Graph, result: int) -> float:
     return graph.size_bytes[result] / max(graph.cost_ns[graph.maker[result]], 1)
 
 
-class Echo:
+class Echo(Mixing):
     """Cheap operations again, those that lower the peak."""
 
     name = "echo"
 
-    def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
-        """Return a plan, or why there is none."""
-        began_s, limit = now_s(), limit_of(problem)
+    def found(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
+        """Return a plan, or what is in the way."""
+        end_s, limit = now_s() + deadline_s, limit_of(problem)
         best: tuple[int, Order] = problem.peak_bytes, ()
         dropped: list[int] = []
         for result in sorted(cheap(problem, graph), key=lambda r: -worth(graph, r)):
-            if best[0] <= limit or now_s() - began_s > deadline_s:
+            if best[0] <= limit or now_s() > end_s:
                 break
             order = order_of(graph, [*dropped, result])
             peak = None if order is None else rewritten(problem, graph, order).problem.peak_bytes
             if order is not None and peak is not None and peak <= best[0]:
                 dropped.append(result)
                 best = peak, order
-        took_s = now_s() - began_s
         if best[0] > limit:
             detail = f"without {len(dropped)} results of cheap operations {format_bytes(best[0])} are left"
-            return NoPlan(Reason.NOT_FOUND, self.name, took_s, detail)
-        return SavePlan(self.name, took_s, no_swaps(self.name), best[1])
+            return NoPlan(Reason.NOT_FOUND, self.name, 0.0, detail)
+        return SavePlan(self.name, 0.0, no_swaps(self.name), best[1])

@@ -22,6 +22,7 @@ from zico.lab.saving import schedules
 from zico.lab.saving.autoswap import AutoSwap
 from zico.lab.saving.combined import (
     Capuchin,
+    Mixing,
     SuperNeurons,
     can_return,
     cheap,
@@ -35,7 +36,7 @@ from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving import pruning
 from zico.planning.saving.clock import now_s
 from zico.planning.saving.iteration import rows
-from zico.planning.saving.mixed import SavePlan, straight
+from zico.planning.saving.mixed import SavePlan
 from zico.planning.saving.problem import no_swaps
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ _LAST = ("lms", "autotm", "swapadvisor")
 """Planners of swaps that are asked where nothing else has found a plan."""
 
 
-class Portfolio:
+class Portfolio(Mixing):
     """The fastest of many mixes."""
 
     name = "portfolio"
@@ -73,35 +74,29 @@ class Portfolio:
         """Let this planner choose what moves; by default ``flow``."""
         self._swaps = swaps
 
-    def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
-        """Return a plan, or why there is none."""
+    def found(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
+        """Return a plan, or what is in the way."""
         from zico.lab.saving.flow import Flow
 
-        began_s = now_s()
-        if problem.peak_bytes <= limit_of(problem):
-            return straight(no_swaps(self.name))
-        search = _Search(problem, graph, began_s, deadline_s)
+        search = _Search(problem, graph, deadline_s)
         search.compare()
         search.recompute()
         search.mix(self._swaps or Flow())
         if search.best is None and self._swaps is None:
             search.move_by_others()
-        took_s = now_s() - began_s
-        if search.best is None:
-            return dataclasses.replace(search.why, planner=self.name, elapsed_s=took_s)
-        return dataclasses.replace(search.best, planner=self.name, elapsed_s=took_s)
+        return search.best or search.why
 
 
 class _Search:
     """The best plan so far."""
 
-    def __init__(self, problem: SwapProblem, graph: Graph, began_s: float, deadline_s: float) -> None:
+    def __init__(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> None:
         self.best: SavePlan | None = None
         self.best_ns = float("inf")
         """What an iteration takes by it."""
         self.why = NoPlan(Reason.NOT_FOUND, Portfolio.name, 0.0, "nothing was tried")
         self._problem, self._graph, self._limit = problem, graph, limit_of(problem)
-        self._began_s, self._deadline_s = began_s, deadline_s
+        self._began_s, self._deadline_s = now_s(), deadline_s
         self._flat = flat(graph)
         self._tried: set[Order] = set()
         self._ranked: list[tuple[Order, bool]] = []
@@ -188,12 +183,12 @@ class _Search:
         left_s = end_s - now_s()
         if left_s <= 0:
             return float("inf")
-        found = with_swaps(planner, self._problem, self._graph, order, left_s / 2)
+        took_ns, found = with_swaps(planner, self._problem, self._graph, order, left_s / 2)
         if isinstance(found, NoPlan):
             self.why = found
-            return float("inf")
-        self._note(*found)
-        return found[0]
+        else:
+            self._note(took_ns, found)
+        return took_ns
 
     def compare(self) -> None:
         """Keep a published planner's plan, if that is faster."""

@@ -156,14 +156,9 @@ def _one_layer_ahead(problem: SwapProblem, chosen: Gaps) -> SwapPlan:
 
 def _whole(problem: SwapProblem, chosen: Gaps, asked: Int64s, planner: str, out: Int64s | None = None) -> SwapPlan:
     """Return the plan that moves whole tensors out behind their access, or as given, and back as given."""
-    none = np.zeros(len(chosen), np.int64)
-    return SwapPlan(
-        tensor=chosen.tensor,
-        gap=chosen.gap,
-        first_byte=none,
-        size_bytes=chosen.size_bytes,
-        out=in_order(chosen.first - 1 if out is None else out, none, chosen.first, problem.n_ops),
-        back=in_order(np.asarray(asked), none, chosen.last, problem.n_ops),
-        planner=planner,
-        elapsed_s=0.0,
+    none, leaves = np.zeros(len(chosen), np.int64), chosen.first - 1 if out is None else out
+    return chosen.moved(
+        in_order(leaves, none, chosen.first, problem.n_ops),
+        in_order(np.asarray(asked), none, chosen.last, problem.n_ops),
+        planner,
     )

@@ -26,13 +26,12 @@ from zico.base.units import format_bytes
 from zico.lab.saving.autoswap import LEAST_BYTES, Limited, begin_ns, end_ns, gaps_between_accesses, in_order
 from zico.lab.saving.replayer import Replayer
 from zico.planning.saving.clock import now_s
-from zico.planning.saving.problem import SwapPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zico.lab.saving.autoswap import Floats
-    from zico.planning.saving.problem import Bools, Int64s, SwapProblem
+    from zico.planning.saving.problem import Bools, Int64s, SwapPlan, SwapProblem
 
 POPULATION = 24
 PATIENCE = 12
@@ -95,17 +94,9 @@ class Belady:
         chosen = self._leaving(individual, load)
         gaps = self.gaps.take(chosen)
         returns = self._returning(chosen, load)
-        none = np.zeros(len(gaps), np.int64)
-        return SwapPlan(
-            tensor=gaps.tensor,
-            gap=gaps.gap,
-            first_byte=none,
-            size_bytes=gaps.size_bytes,
-            out=in_order(gaps.first - 1, none, gaps.first, self._problem.n_ops),
-            back=in_order(returns, none, gaps.last, self._problem.n_ops),
-            planner=SwapAdvisor.name,
-            elapsed_s=0.0,
-        )
+        none, n = np.zeros(len(gaps), np.int64), self._problem.n_ops
+        out, back = in_order(gaps.first - 1, none, gaps.first, n), in_order(returns, none, gaps.last, n)
+        return gaps.moved(out, back, SwapAdvisor.name)
 
     def _leaving(self, individual: Individual, load: Int64s) -> Int64s:
         """Return the gaps that are used; take them off the load."""
