@@ -20,7 +20,6 @@ from zico.report.model import state_of, waits_for
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from zico.broker.protocol.messages import JobReport
     from zico.report.model import JobProgress, PoolProgress, Snapshot
@@ -157,9 +156,7 @@ class Display(Listener):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._hide()
 
     def output(self, name: str, stream: Stream, lines: list[bytes]) -> None:

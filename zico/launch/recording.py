@@ -16,7 +16,6 @@ from zico.trace.ringfile import RingReader
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -64,9 +63,7 @@ class Recording:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Read what is left and complete the file, or remove it after an exception."""
         self._stop.set()
         self._thread.join(_END_S)

@@ -22,7 +22,6 @@ from zico.report.model import SweepFigures
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
 SWEEP_SCHEMA = "zico.sweep.v1"
 _MOST_FILES = 10_000
@@ -116,9 +115,7 @@ class SweepFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Let go of the file; does nothing the second time."""
         if self._descriptor >= 0:
             os.close(self._descriptor)

@@ -28,7 +28,6 @@ from zico.trace.profile import CURVE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from zico.device.api import Driver, Owned
 
@@ -455,7 +454,7 @@ class PoolTable:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

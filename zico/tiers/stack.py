@@ -45,7 +45,6 @@ from zico.tiers.layout import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from zico.tiers.destinations import TierWish
 
@@ -246,7 +245,7 @@ class TierStack:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
