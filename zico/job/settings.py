@@ -107,13 +107,9 @@ def _parse_threshold(text: str) -> int:
 
 def _parse_name(text: str) -> str:
     name = visible(text)
-    if _cut(name) != name:
+    if len(name.encode()) > MAX_NAME_CHARS:
         raise ConfigError(f"{name!r} takes more than {MAX_NAME_CHARS} bytes: give a shorter name")
     return name
-
-
-def _cut(name: str) -> str:
-    return name.encode()[:MAX_NAME_CHARS].decode(errors="ignore")
 
 
 def _parse_run(text: str) -> str:
