@@ -79,8 +79,7 @@ class Swapped:
 
 def tensors_of(trace: Trace, life: Lifetimes, iterations: Iterations, iteration: Iteration) -> Tensors:
     """Return one iteration of a trace, tensor by tensor."""
-    index = int(np.flatnonzero(iterations.number == iteration.number)[0])
-    begin, end = int(iterations.begin[index]), int(iterations.end[index])
+    begin, end = iterations.events_of(iteration.number)
     first, after = life.step_of_event(begin), life.step_of_event(end)
     row = rows_of(life, iteration, first, after)
     alive = [row[int(number)] for number in life.tensor[(life.begin < first) & (life.end > first)] if number in row]

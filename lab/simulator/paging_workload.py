@@ -103,8 +103,7 @@ def workload(
     Raises:
         TraceError: The trace has no operations that read or write.
     """
-    index = int(np.flatnonzero(iterations.number == iteration.number)[0])
-    begin, end = int(iterations.begin[index]), int(iterations.end[index])
+    begin, end = iterations.events_of(iteration.number)
     placed = _Placed(
         rows_of(life, iteration, life.step_of_event(begin), life.step_of_event(end)),
         (offset_bytes // BLOCK_BYTES).tolist(),

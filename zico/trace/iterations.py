@@ -272,6 +272,11 @@ class Iterations:
     def __len__(self) -> int:
         return len(self.begin)
 
+    def events_of(self, number: int) -> tuple[int, int]:
+        """Return the first event of the iteration of that number, and the one after its last."""
+        index = int(np.flatnonzero(self.number == number)[0])
+        return int(self.begin[index]), int(self.end[index])
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Iteration:

@@ -153,7 +153,7 @@ def summarise(
         classes_agree=_agreement(trace, life, iteration, labels, at_peak),
         operations_by_bytes=_by_bytes(trace, life, iteration, at_peak),
         operations_by_time=_by_time(trace, iterations, iteration),
-        held=held_figures(trace, life, *_events_of(iterations, iteration)),
+        held=held_figures(trace, life, *iterations.events_of(iteration.number)),
     )
 
 
@@ -183,17 +183,11 @@ def _by_bytes(
 
 
 def _by_time(trace: Trace, iterations: Iterations, iteration: Iteration) -> tuple[OperationFigures, ...]:
-    begin, end = _events_of(iterations, iteration)
+    begin, end = iterations.events_of(iteration.number)
     events = trace.events[begin:end]
     operations = events[events["kind"] == Kind.OP]
     found = _grouped(operations["name"], operations["size_bytes"])
     return tuple(OperationFigures(_name(trace, name), count, duration_s=ns / _NS_PER_S) for name, count, ns in found)
-
-
-def _events_of(iterations: Iterations, iteration: Iteration) -> tuple[int, int]:
-    """Return an iteration's first event and the one after its last."""
-    index = int(np.flatnonzero(iterations.number == iteration.number)[0])
-    return int(iterations.begin[index]), int(iterations.end[index])
 
 
 def _grouped(names: NDArray[np.int32], values: NDArray[np.int64]) -> Iterable[tuple[int, int, int]]:
