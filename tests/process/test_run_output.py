@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from cpu.support.zico_process import ZicoRun, python
@@ -11,44 +12,81 @@ from cpu.support.zico_process import ZicoRun, python
 from zico.cli import main
 from zico.report.attribution import PARTS
 
+TO_BOTH = "import sys; print('to out'); print('to err', file=sys.stderr)"
+NO_TEXT = r"import os; os.write(1, b'\xff\xfe\n'); os.write(1, b'no end')"
+REDRAWN = r"import sys; [sys.stderr.write(f'\rat {i}') for i in range(1000)]; sys.stderr.write('\rdone\n')"
+JOIN = """
+import os
+from zico.broker.client import BrokerClient
+from zico.job.session import socket_to_join
+client = BrokerClient(socket_to_join())
+members = [client.join(os.environ["ZICO_JOB"], "fake") for _ in range(2)]
+print(client.status().jobs[0].name)
+"""
+JOBS = {
+    "a": python(TO_BOTH),
+    "long": python(TO_BOTH),
+    "bytes": python(NO_TEXT),
+    "redrawn": python(REDRAWN),
+    "idle": python("pass"),
+    "pair": python(JOIN),
+    "missing": "no-such-program --x",
+    "killed": python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"),
+}
 
-def test_lines_carry_the_jobs_name_and_stay_in_their_stream() -> None:
+
+class Ran(NamedTuple):
+    """A run of all these jobs that has ended, and its report."""
+
+    run: ZicoRun
+    code: int
+    folder: Path
+    report: dict[str, Any]
+    jobs: dict[str, dict[str, Any]]
+
+    def lines(self, stream: str, name: str) -> list[str]:
+        """Return what a job has written there."""
+        return [line.partition("| ")[2] for line in stream.splitlines() if line.startswith(f"{name:<7} | ")]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Run all these jobs, once."""
+    folder = tmp_path_factory.mktemp("ran") / "r"
+    names = [word for name in JOBS for word in ("--name", name)]
+    with ZicoRun("--report", str(folder), *names, *JOBS.values()) as run:
+        code = run.finish()
+    report = json.loads((folder / "report.json").read_text())
+    return Ran(run, code, folder, report, {job["name"]: job for job in report["jobs"]})
+
+
+def test_lines_carry_the_jobs_name_and_stay_in_their_stream(ran: Ran) -> None:
     """A job's stdout comes out on stdout, its stderr on stderr, each line with the job's name before it."""
-    code = "import sys; print('to out'); print('to err', file=sys.stderr)"
-    with ZicoRun("--quiet", "--name", "a", "--name", "long", python(code), python(code)) as run:
-        assert run.finish() == 0
-        assert {"a    | to out", "long | to out"} <= set(run.stdout.splitlines())
-        assert {"a    | to err", "long | to err"} <= set(run.stderr.splitlines())
-        assert "to err" not in run.stdout
-        assert "zico:" not in run.stdout
+    for name in ("a", "long"):
+        assert ran.lines(ran.run.stdout, name) == ["to out"]
+        assert ran.lines(ran.run.stderr, name) == ["to err"]
+    assert "zico:" not in ran.run.stdout
 
 
 def test_figures_on_stdout_are_alone_there() -> None:
     """With ``--json -`` what jobs print goes to stderr, a word that is no UTF-8 is an escape, and stdout is JSON."""
-    code = "import sys; print('to out'); print('to err', file=sys.stderr)"
-    with ZicoRun("--quiet", "--json", "-", "--name", "a", f"{python(code)} \udcff") as run:
+    with ZicoRun("--quiet", "--json", "-", "--name", "a", f"{python(TO_BOTH)} \udcff") as run:
         assert run.finish() == 0
         assert {"a | to out", "a | to err"} <= set(run.stderr.splitlines())
         (job,) = json.loads(run.stdout)["jobs"]
         assert job["command"].endswith(r"'\udcff'")
 
 
-def test_bytes_that_are_no_text_and_a_line_without_end_arrive_unchanged() -> None:
+def test_bytes_that_are_no_text_and_a_line_without_end_arrive_unchanged(ran: Ran) -> None:
     """Undecodable bytes are passed on as they are; text after the last line end is a line too."""
-    code = r"import os; os.write(1, b'\xff\xfe\n'); os.write(1, b'no end')"
-    with ZicoRun("--name", "j", python(code)) as run:
-        assert run.finish() == 0
-        assert run.stdout == "j | \udcff\udcfe\nj | no end\n"
+    assert ran.lines(ran.run.stdout, "bytes") == ["\udcff\udcfe", "no end"]
 
 
-def test_of_a_redrawn_line_the_last_state_arrives() -> None:
+def test_of_a_redrawn_line_the_last_state_arrives(ran: Ran) -> None:
     """Of a progress bar redrawn a thousand times in an instant, hardly any state but the last is passed on."""
-    code = r"import sys; [sys.stderr.write(f'\rat {i}') for i in range(1000)]; sys.stderr.write('\rdone\n')"
-    with ZicoRun("--quiet", "--name", "j", python(code)) as run:
-        assert run.finish() == 0
-        lines = [line for line in run.stderr.splitlines() if line.startswith("j | ")]
-        assert lines[-1] == "j | done"
-        assert len(lines) < 10
+    lines = ran.lines(ran.run.stderr, "redrawn")
+    assert lines[-1] == "done"
+    assert len(lines) < 10
 
 
 def test_everything_after_dashes_is_one_command() -> None:
@@ -59,13 +97,11 @@ def test_everything_after_dashes_is_one_command() -> None:
         assert "['--budget', 'a b']" in run.stdout
 
 
-def test_a_missing_program_is_one_line_and_127_and_the_others_run() -> None:
+def test_a_missing_program_is_one_line_and_127_and_the_others_run(ran: Ran) -> None:
     """A command that does not exist is reported with 127, and does not keep the others from running."""
-    with ZicoRun("--quiet", "no-such-program --x", python("print('I ran')")) as run:
-        assert run.finish() == 127
-        assert "I ran" in run.stdout
-        assert run.stderr.count("the program 'no-such-program' does not exist") == 1
-        assert "Traceback" not in run.stderr
+    assert (ran.code, ran.jobs["missing"]["exit_code"]) == (127, 127)
+    assert ran.run.stderr.count("the program 'no-such-program' does not exist") == 1
+    assert "Traceback" not in ran.run.stderr
 
 
 def test_the_first_failure_decides_the_exit_code(tmp_path: Path) -> None:
@@ -83,47 +119,27 @@ def test_the_first_failure_decides_the_exit_code(tmp_path: Path) -> None:
         assert run.finish() == 4
 
 
-def test_a_job_killed_by_a_signal_counts_128_more() -> None:
+def test_a_job_killed_by_a_signal_counts_128_more(ran: Ran) -> None:
     """A job that signal N ended has exit code 128 + N."""
-    with ZicoRun("--quiet", python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")) as run:
-        assert run.finish() == 128 + 11
+    assert ran.jobs["killed"]["exit_code"] == 128 + 11
 
 
-def test_a_job_without_a_framework_is_reported_with_zeros(tmp_path: Path) -> None:
+def test_a_job_without_a_framework_is_reported_with_zeros(ran: Ran) -> None:
     """The JSON has the promised fields, zeros and a note for a job that imported no framework."""
-    target = tmp_path / "report.json"
-    with ZicoRun("--quiet", "--json", str(target), "--name", "idle", python("pass")) as run:
-        assert run.finish() == 0
-    written = json.loads(target.read_text())
-    assert written["schema_version"] == "zico.report.v1"
-    assert (written["device"], written["policy"], written["budget_bytes"]) == ("host", "zico", 64 << 20)
-    assert {"peak_granted_bytes", "peak_physical_bytes", "sum_of_job_peaks_bytes"} <= set(written["pool"])
-    (job,) = written["jobs"]
-    assert job["name"] == "idle"
+    assert ran.report["schema_version"] == "zico.report.v1"
+    assert (ran.report["device"], ran.report["policy"], ran.report["budget_bytes"]) == ("host", "zico", 64 << 20)
+    assert {"peak_granted_bytes", "peak_physical_bytes", "sum_of_job_peaks_bytes"} <= set(ran.report["pool"])
+    job = ran.jobs["idle"]
     assert shlex.split(job["command"]) == [sys.executable, "-c", "pass"]
     assert (job["exit_code"], job["iterations"], job["peak_bytes"], job["pool_fraction"]) == (0, 0, 0, 0.0)
     assert job["note"] == "no framework was imported"
     assert job["wall_s"] > 0
 
 
-JOIN = """
-import os
-from zico.broker.client import BrokerClient
-from zico.job.session import socket_to_join
-client = BrokerClient(socket_to_join())
-members = [client.join(os.environ["ZICO_JOB"], "fake") for _ in range({count})]
-print(client.status().jobs[0].name)
-"""
-
-
-def test_the_first_process_that_joins_is_the_job_and_others_are_listed_below_it(tmp_path: Path) -> None:
+def test_the_first_process_that_joins_is_the_job_and_others_are_listed_below_it(ran: Ran) -> None:
     """Of two members of one job the first gives the job's figures, the second is an extra row."""
-    target = tmp_path / "report.json"
-    with ZicoRun("--quiet", "--json", str(target), "--name", "pair", python(JOIN.format(count=2))) as run:
-        assert run.finish() == 0, run.stderr
-    (job,) = json.loads(target.read_text())["jobs"]
-    assert job["framework"] == "fake"
-    assert [process["name"] for process in job["other_processes"]] == ["pair.2"]
+    assert ran.jobs["pair"]["framework"] == "fake"
+    assert [process["name"] for process in ran.jobs["pair"]["other_processes"]] == ["pair.2"]
 
 
 ITERATIONS, LEAST_S = 130, 0.01
@@ -160,13 +176,11 @@ def test_what_a_jobs_time_went_to_adds_up_to_it(tmp_path: Path) -> None:
         assert time["minor_faults"] >= 0
 
 
-def test_a_report_directory_gets_all_files(tmp_path: Path) -> None:
+def test_a_report_directory_gets_all_files(ran: Ran) -> None:
     """``--report`` leaves JSON, Markdown and the record; the picture's absence is explained if nothing was held."""
-    with ZicoRun("--report", str(tmp_path / "r"), "--name", "one", python(JOIN.format(count=1))) as run:
-        assert run.finish() == 0, run.stderr
-    names = {path.name for path in (tmp_path / "r").iterdir()}
+    names = {path.name for path in ran.folder.iterdir()}
     assert {"report.json", "report.md", "record.npz"} <= names
-    assert "report.png" in names or "no picture" in run.stderr
+    assert "report.png" in names or "no picture" in ran.run.stderr
 
 
 @pytest.mark.parametrize(
