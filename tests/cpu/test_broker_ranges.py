@@ -169,20 +169,6 @@ def test_text_that_is_told_can_be_carried_whatever_it_was() -> None:
     assert FrameReader().feed(encode_frame(m.Refused(text))) == [m.Refused(text)]
 
 
-def test_a_hostile_limit_and_a_status_question_do_not_end_the_broker() -> None:
-    """The peer that says 2^63 - 1 is dropped with a sentence; its neighbour and the observer go on."""
-    with no_descriptor_left(), serving() as path, BrokerClient(path, DEADLINE_S) as client:
-        membership = client.join("honest", "torch")
-        with raw(path) as connection:
-            say(connection, raw_frame(**HELLO, limit_bytes=2**63 - 1))
-            (error,) = last_words(connection)
-        assert isinstance(error, m.ErrorReply)
-        assert "`$.limit_bytes`, not 9223372036854775807" in error.reason
-        assert [job.name for job in client.status().jobs] == ["honest"]
-        membership.leave()
-        membership.close_descriptors()
-
-
 def test_the_largest_limit_is_all_of_the_pool() -> None:
     """A limit at the end of its range holds for a job that joins and for one that is changed, as what the pool has."""
     with no_descriptor_left(), serving() as path, BrokerClient(path, DEADLINE_S) as client, raw(path) as connection:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 nvjitlink = pytest.importorskip("cuda.bindings.nvjitlink")
 DEADLINE_S = 60.0
-ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
+OLD = ("sm_70", "sm_75")
+"""What the disassembler of CUDA 13 does not know."""
+ARCHITECTURES = (*OLD, "sm_80", "sm_90", "sm_100", "sm_120")
 PTXAS = ("nvidia-cuda-nvcc-cu12", "nvidia/cuda_nvcc/bin/ptxas")
 NVDISASM = ("nvidia-cuda-nvdisasm", "nvidia/cu13/bin/nvdisasm")
 
@@ -93,10 +95,10 @@ def linked(text: str, architecture: str) -> bytes:
     return bytes(code)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", OLD)
 @every_kernel
 def test_the_assembler_takes_the_kernel(kernel: Kernel, architecture: str, tmp_path: Path) -> None:
-    """The PTX assembles for every architecture from Volta on, and the machine code has the entry."""
+    """The PTX assembles for architectures from Volta on, and the machine code has the entry; newer ones: below."""
     code = machine_code(ptx(kernel), architecture, tmp_path).read_bytes()
     assert code.startswith(b"\x7fELF")
     assert f".text.{kernel.name}\0".encode() in code
@@ -109,10 +111,10 @@ def test_the_assembler_takes_what_orders_nothing(kernel: Kernel, tmp_path: Path)
         assert f".text.{kernel.name}\0".encode() in machine_code(ptx(kernel), architecture, tmp_path).read_bytes()
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in OLD])
 @every_kernel
 def test_the_machine_code_keeps_order_and_scope(kernel: Kernel, architecture: str, tmp_path: Path) -> None:
-    """Stores and loads of counters, and the fence before a store, are of system scope in the machine code."""
+    """The PTX assembles; stores and loads of counters, and the fence before a store, are of system scope."""
     assert order(ptx(kernel), architecture, tmp_path) == ORDERS[kernel.name]
 
 

@@ -242,3 +242,8 @@ def test_a_driver_runs_what_was_prepared(waits: int) -> None:
         assert progress.mark(launcher, first.handle, counter, 5) == launch.SUCCESS
         device.driver.synchronize(second.handle)
         assert words.tolist() == [5, 0, 0, 0, 0, 0]
+        if not waits:  # a kernel that nobody's mark ends is ended by the stop word
+            assert spin.wait(launcher, second.handle, counter, 9) == launch.SUCCESS
+            words[1] = 1
+            device.driver.synchronize(second.handle)
+            assert words[2] == 9

@@ -264,7 +264,7 @@ def add(base: int, words: int, amount: int) -> None:
 
 def test_no_write_is_lost_while_blocks_leave() -> None:
     """Invariant 4: threads that write to every block all the while find each of their writes there."""
-    turns, n_threads = 12, 4
+    turns, n_threads = 6, 4
     with PagedWindow(FRAMES) as window:
         window.blocks[:] = 0
         words = window.blocks.size // n_threads

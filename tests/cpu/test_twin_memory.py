@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import subprocess
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from cpu.support.twin_calls import FD, UNIT, access, create, mapped, prop, reserve, status
-from cpu.support.twin_device import DEADLINE_S
 from cuda.bindings import driver as real
 from twin.entry import Refused
 from twin.memory import ALIAS
@@ -156,15 +153,6 @@ def test_released_memory_stays_while_it_is_mapped(twin: Twin) -> None:
     assert twin.used_bytes == 0
 
 
-def test_memory_that_was_given_back_can_be_had_again(twin: Twin) -> None:
-    """The device is full at its total and not before."""
-    handles = [create(twin) for _ in range(8)]
-    assert status(twin.cuMemCreate(UNIT, prop(), 0)) == "OUT_OF_MEMORY"
-    twin.cuMemRelease(handles.pop())
-    handles.append(create(twin))
-    assert len(set(handles)) == 8
-
-
 def test_a_descriptor_of_anything_else_is_not_imported(twin: Twin) -> None:
     """A pipe, a file and another memfd are refused; the descriptor stays the caller's."""
     reading, writing = os.pipe()
@@ -180,38 +168,6 @@ def test_memory_that_nobody_asked_to_export_is_not_exported(twin: Twin) -> None:
     """The handle type has to be requested at creation."""
     handle = twin.cuMemCreate(UNIT, prop(handles=real.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE), 0)[1]
     assert status(twin.cuMemExportToShareableHandle(handle, FD, 0)) == "INVALID_VALUE"
-
-
-CHILD = """
-import sys
-from cuda.bindings import driver as real
-from cpu.support.twin_calls import FD, access
-from twin.twin import Twin
-UNIT = 2 << 20
-with Twin() as twin:
-    twin.cuInit(0)
-    handle = twin.cuMemImportFromShareableHandle(int(sys.argv[1]), FD)[1]
-    address = int(twin.cuMemAddressReserve(UNIT, 0, 0, 0)[1])
-    twin.cuMemMap(address, UNIT, 0, handle, 0)
-    twin.cuMemSetAccess(address, UNIT, [access()], 1)
-    assert twin.read(address, 6) == b"parent"
-    twin.write(address, b"child!")
-"""
-
-
-def test_two_processes_share_memory_truly(twin: Twin) -> None:
-    """What another process's twin writes into imported memory is read here, and outlives that process."""
-    handle, address = mapped(twin)
-    twin.write(address, b"parent")
-    descriptor = twin.cuMemExportToShareableHandle(handle, FD, 0)[1]
-    command = [sys.executable, "-c", CHILD, str(descriptor)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        command, pass_fds=[descriptor], env=environment, timeout=6 * DEADLINE_S, capture_output=True, check=False
-    )
-    os.close(descriptor)
-    assert done.returncode == 0, done.stderr.decode()
-    assert twin.read(address, 6) == b"child!"
 
 
 def test_imported_memory_is_taken_as_created_memory_is(twin: Twin) -> None:

@@ -38,37 +38,6 @@ def hasty() -> Iterator[Timeline]:
         yield timeline
 
 
-def test_a_stream_keeps_its_order(timeline: Timeline) -> None:
-    """Operations of one stream happen one after the other; the last write stays."""
-    stream = timeline.stream()
-    for value in range(1, 50):
-        assert timeline.write(stream, 0, value) == "SUCCESS"
-    assert timeline.synchronize(stream) == "SUCCESS"
-    assert timeline.words[0] == 49
-
-
-def test_a_waiting_stream_goes_on_when_another_has_written(timeline: Timeline) -> None:
-    """The host waits for neither: the hand-over happens between the streams."""
-    first, second = timeline.stream(), timeline.stream()
-    timeline.wait(second, 0, 5)
-    timeline.write(second, 1, 1)
-    assert status(timeline.twin.cuStreamQuery(second)) == "NOT_READY"
-    timeline.write(first, 0, 4)
-    timeline.synchronize(first)
-    assert timeline.words[1] == 0
-    timeline.write(first, 0, 5)
-    assert timeline.synchronize(second) == "SUCCESS"
-    assert timeline.words[1] == 1
-
-
-def test_a_waiting_stream_goes_on_when_the_host_has_written(timeline: Timeline) -> None:
-    """The word may be written by the CPU, of any process: so the broker frees those who wait for the dead."""
-    stream = timeline.stream()
-    timeline.wait(stream, 0, 1 << 40)
-    timeline.words[0] = 1 << 41
-    assert timeline.synchronize(stream) == "SUCCESS"
-
-
 @pytest.mark.parametrize(
     ("word", "value", "flags", "is_met"),
     [

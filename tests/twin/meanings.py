@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from zico.kernels.digest import DIGEST, LANES, TELL, THREADS
-from zico.kernels.prepare import KERNELS
 from zico.kernels.progress import PROGRESS
 from zico.kernels.scrub import SCRUB
 from zico.kernels.spin import SPIN
@@ -18,9 +17,6 @@ from twin.entry import refuse_unless
 
 if TYPE_CHECKING:
     from twin.twin import Twin
-
-IMAGE = " ".join(kernel.name for kernel in KERNELS).encode()
-"""What the twin takes for an image with all kernels in it."""
 
 _REST_S = 0.0002
 _never = threading.Event()
