@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from size import functions, source_files
+from size import functions, source_files, statements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,7 @@ def nodes_of(path: Path, *words: str) -> Iterator[ast.AST]:
 def imports_of(path: Path) -> set[str]:
     """Return the modules that a file imports anywhere, absolute names."""
     found = set()
-    for node in nodes_of(path):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -361,7 +361,7 @@ def test_every_test_says_what_is_true() -> None:
     silent = [
         f"{path.relative_to(ROOT)}:{node.name}"
         for path in source_files(("tests",))
-        for node in nodes_of(path)
+        for node in statements(path)
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
     ]
     assert not silent

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
-from pathlib import Path
 
 import pytest
 from cpu.support.broker_messages import EXAMPLES, LONGEST_NAME, REPORT, STATUS, WELCOME, framed, messages, raw_frame
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import zico.broker.protocol
 from zico.base.errors import LocalProtocolError, RemoteProtocolError
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import HEADER_BYTES, FrameReader, encode_frame
 
-SANS_IO = ("messages", "connection")
 WELCOMING = {name: getattr(WELCOME, name) for name in WELCOME.__struct_fields__ if name != "n_fds"}
-FORBIDDEN = {"socket", "os", "threading", "time", "select", "selectors", "asyncio"}
 
 
 def pieces_of(data: bytes, cuts: list[int]) -> list[bytes]:
     """Return ``data`` cut at these places, modulo its length."""
     places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     return [data[begin:end] for begin, end in itertools.pairwise(places)]
-
-
-@given(st.lists(messages, max_size=5))
-def test_messages_survive_whole(sent: list[m.Message]) -> None:
-    """Messages fed in one piece come out the same, in order."""
-    assert FrameReader().feed(b"".join(map(encode_frame, sent))) == sent
 
 
 @given(st.lists(messages, max_size=3), st.lists(st.integers(0, 10**6), max_size=20))
@@ -166,12 +155,3 @@ def test_the_fullest_answers_fit(message: m.Message) -> None:
     """A status or report with every place taken and every field at its longest is within the limit."""
     assert len(encode_frame(message)) <= m.MAX_FRAME_BYTES
     assert LONGEST_NAME in {job.name for job in message.jobs}  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("module", SANS_IO)
-def test_the_protocol_imports_no_io(module: str) -> None:
-    """Messages, frames and states know no sockets, descriptors, threads or clocks."""
-    tree = ast.parse((Path(zico.broker.protocol.__file__).parent / f"{module}.py").read_text())
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert not {name.split(".")[0] for name in imported} & FORBIDDEN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zico.broker.samples import History
@@ -11,7 +11,7 @@ from zico.broker.samples import History
 rows = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 1000), st.dictionaries(st.integers(0, 9), st.integers(0, 50))),
     min_size=40,
-    max_size=200,
+    max_size=100,
 )
 
 
@@ -26,6 +26,7 @@ def test_many_jobs_make_rows_fewer_and_the_peaks_stay() -> None:
     assert held.max() == 100
 
 
+@settings(max_examples=40)
 @given(rows)
 def test_a_full_history_keeps_peaks_and_true_instants(given_rows: list[tuple[int, int, dict[int, int]]]) -> None:
     """However many rows come, the room is enough, each row was added as it is, and the peaks are still there."""

@@ -16,7 +16,7 @@ from twin.twin import Twin
 from zico.base.errors import DriverError
 from zico.device import mapping
 from zico.device.cuda.driver import CudaDriver
-from zico.device.record import DEVICE, FUNCTIONS
+from zico.device.record import DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -151,27 +151,6 @@ def test_pieces_that_cannot_be_opened_stay_mapped(device: TwinDevice) -> None:
         assert mapping.open_pieces(record[0], window.handle, 2)
         assert all(device.is_open(place) for place in places)
         assert all(mapping.unmap_piece(record[0], place) for place in places)
-
-
-def test_nothing_is_mapped_over_what_nobody_unmapped(device: TwinDevice) -> None:
-    """``map_piece`` without ``was_mapped`` fails over a mapping and leaves that alone."""
-    record = np.zeros(1, DEVICE)
-    with create(device, 2) as memory, reserve(device, 1) as window:
-        device.driver.fill_device(record[0], memory)
-        assert mapping.map_piece(record[0], window.handle, 0, 0)
-        assert mapping.open_pieces(record[0], window.handle, 1)
-        device.write(window.handle, b"mine")
-        assert not mapping.map_piece(record[0], window.handle, 1, 0)
-        assert device.read(window.handle, 4) == b"mine"
-        device.driver.unmap(window, 0, UNIT)
-
-
-def test_every_function_of_compiled_code_has_an_address(device: TwinDevice) -> None:
-    """The names are those of the record, all different and none zero."""
-    addresses = device.driver.addresses()
-    assert set(addresses) == set(FUNCTIONS)
-    assert len(set(addresses.values())) == len(FUNCTIONS)
-    assert 0 not in addresses.values()
 
 
 def test_a_kernel_is_launched_by_its_address(device: TwinDevice) -> None:

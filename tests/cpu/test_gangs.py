@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import pickle
 from typing import TYPE_CHECKING
 
 import pytest
@@ -150,9 +151,10 @@ def stuck_state(model: Model) -> State | None:
         moves = one.moves()
         if not moves and not one.is_done:
             return one.state
+        order = pickle.dumps(one.order)  # a copy of it takes a fifth of what ``deepcopy`` takes
         for job, number in moves:
             after = copy.copy(one)
-            after.order, after.asked = copy.deepcopy(one.order), set(one.asked)
+            after.order, after.asked = pickle.loads(order), set(one.asked)  # noqa: S301 - its own
             after.move(job, number)
             to_try.append(after)
     return None

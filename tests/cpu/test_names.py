@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-from cpu.support.source_texts import ROOT, files, text_of, texts
+from cpu.support.source_texts import ROOT, files, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -194,19 +193,3 @@ def test_a_file_that_is_not_there_is_found() -> None:
         "docs/methods.md",
         "zico/pool/nothing.py",
     ]
-
-
-STEPS = 10
-
-
-@pytest.mark.parametrize("page", ["tensor", "iteration"])
-def test_each_step_of_a_walk_leads_to_code(page: str) -> None:
-    """A walk has at most ten steps, and each function that one names is defined in a file that it names."""
-    rows = [line.split("|")[1:-1] for line in text_of(f"docs/design/{page}.md").splitlines() if line.startswith("| ")]
-    steps = [row for row in rows if row[0].strip().isdigit()]
-    assert [int(row[0]) for row in steps] == list(range(1, len(steps) + 1))
-    assert 1 < len(steps) <= STEPS
-    for _number, _what, named, called in steps:
-        there = "".join(text_of(name) for name in re.findall(r"`([^`]+)`", named))
-        lost = [name for name in re.findall(r"`([^`]+)`", called) if f"def {name}(" not in there]
-        assert not lost, (page, lost)
