@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from zico.base.errors import ConfigError
 from zico.base.units import GIB
 from zico.cli import main
 from zico.lab.cli.simulate import DEFAULT_POLICIES, policies_of
-from zico.lab.simulator.compare import ITERATIONS
 from zico.scheduler.policies import POLICIES
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "jobs").glob("*.json"))
@@ -268,48 +265,6 @@ def test_the_examples_can_be_simulated(path: Path, capsys: pytest.CaptureFixture
     found = simulated(capsys, str(path), "--budget", "75%")
     assert [row["policy"] for row in found["rows"]] == list(DEFAULT_POLICIES)
     assert {row["deadlocks"] for row in found["rows"] if row["policy"] in {"zico", "claims", "serial"}} == {0}
-
-
-WITHIN = ["zico", "shift", "claims", "serial", "salus", "none", "gandiva", "partition"]
-"""The policies that do not page."""
-CURVES = st.lists(st.integers(0, 50), min_size=1, max_size=6)
-JOBS = st.lists(
-    st.fixed_dictionaries(
-        {"curve": CURVES, "iteration_s": st.sampled_from([0.1, 0.3, 1.0]), "persistent_bytes": st.integers(0, 3)},
-        optional={
-            "jitter": st.sampled_from([0.0, 0.3]),
-            "iterations": st.integers(1, 20),
-            "arrive_s": st.sampled_from([0.5, 3.0]),
-            "weight": st.sampled_from([0.5, 3.0]),
-            "priority": st.integers(-1, 1),
-            "count": st.integers(1, 2),
-        },
-    ),
-    min_size=1,
-    max_size=3,
-)
-
-
-@settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(jobs=JOBS, percent=st.integers(60, 130), policy=st.sampled_from(WITHIN))
-def test_any_jobs_stay_within_the_budget(
-    jobs: list[dict[str, Any]], percent: int, policy: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whatever the file says, no row exceeds its budget, and no job is faster than alone but for its jitter."""
-    for number, job in enumerate(jobs):
-        n, kept = len(job["curve"]), job["persistent_bytes"]
-        job["name"] = f"job{number}"
-        job["curve"] = [[i * job["iteration_s"] / n, kept + 1 + level] for i, level in enumerate(job["curve"])]
-    peaks = [max(level for _, level in job["curve"]) for job in jobs for _ in range(job.get("count", 1))]
-    budget = max(*peaks, sum(peaks) * percent // 100)
-    arguments = [json.dumps({"jobs": jobs}), "--budget", str(budget), "--policy", policy]
-    (row,) = simulated(capsys, *arguments)["rows"]
-    assert row["peak_granted_bytes"] <= row["budget_bytes"] == budget
-    assert len(row["jobs"]) == len(peaks)
-    assert 0 < row["jain"] <= 1 + 1e-9
-    for job in row["jobs"]:
-        most = 1 + 2 / ITERATIONS if all(not one.get("jitter") for one in jobs) else 1.4
-        assert 0 <= job["normalised"] <= most
 
 
 def test_a_narrow_terminal_shows_fewer_columns() -> None:
