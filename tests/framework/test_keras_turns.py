@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from zico.broker.protocol.messages import SaveMode
 
 SCRIPT = str(FRAMEWORK / "keras_turns.py")
-STEPS = 20
+STEPS = 12
 """Of each job, from when both have made two: by then both are known."""
 REGIONS = 48
 """A step needs 42, and 25 stay between two steps: weights, and twice as much of the optimizer."""
 OVERFLOW_BYTES = 2 * (42 + 25 - REGIONS) * MIB
-"""Two of forty turns: a job whose neighbour gets no processor for a fifth of a second may take what it lacks."""
+"""Two of two dozen turns: a job whose neighbour gets no processor for a fifth of a second may take what it lacks."""
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
