@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from cpu.support.training_loops import Network, Recording, smartpool_period, trained
+from cpu.support.training_loops import Network, Recording, trained
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -162,31 +162,3 @@ def test_memory_that_grows_is_cut_by_sizes() -> None:
     found = cut(job)
     assert found.period == 51
     assert len(typical(found)) >= 18
-
-
-def test_smartpool_takes_several_iterations_for_one() -> None:
-    """The longest subsequence that repeats is a multiple of the iteration; ours is the iteration."""
-    job = trained(Network(layers=4), 8)
-    ours = cut(job).period
-    theirs = smartpool_period(job)
-    operations = [i for i, (tensor, size) in enumerate(job.ops) if size and tensor in job.starts]
-    assert ours == job.starts[1] - job.starts[0]
-    assert theirs >= 2 * (operations[1] - operations[0])
-
-
-def test_smartpool_takes_micro_batches_for_the_iteration() -> None:
-    """With more than a thousand operations in a micro-batch it stops there; ours goes on to the optimizer step."""
-    network = Network(layers=80, micro_batches=4, keeps_gradients=True)
-    job = trained(network, 6)
-    operations = [i for i, (tensor, size) in enumerate(job.ops) if size and tensor in job.starts]
-    assert typical(cut(job)) == job.starts
-    assert smartpool_period(job) < (operations[1] - operations[0]) // 2
-
-
-def test_smartpool_finds_nothing_whole_once_threads_reorder() -> None:
-    """A few swapped neighbours leave no iteration that repeats exactly; ours still finds all but the noise."""
-    job = trained(Network(layers=80), 8).disturbed(0.01, 0.01)
-    found = cut(job)
-    length = job.starts[2] - job.starts[1]
-    assert found.period == pytest.approx(length, rel=1 / 16)
-    assert smartpool_period(job) < length // 2

@@ -229,7 +229,7 @@ def test_a_sweep_joins_a_daemon_beside_the_jobs_of_others(runtime: Path, tmp_pat
     socket = socket_in(runtime)
     assert zico(runtime, "broker", "start", "--budget", BUDGET).returncode == 0
     command = shlex.join([sys.executable, str(SWEEP_JOB), "2", "fifo{x}"])
-    words = ("--grid", "x=1..3", "--json", "r.json", command)
+    words = ("--at-most", "2", "--grid", "x=1..3", "--json", "r.json", command)
     with (
         fifos(tmp_path, "123") as ends,
         job(cast("Broker", SimpleNamespace(socket=socket)), "x=2"),

@@ -145,25 +145,3 @@ def trained(network: Network, steps: int) -> Recording:
     for _ in range(steps):
         network.step(job)
     return job
-
-
-def smartpool_period(job: Recording, threshold: int = 1000) -> int:
-    """Return the length in operations of the iteration that SmartPool's code would find, 0 if none.
-
-    Source: the key and the search of SmartPool's released code: the longest subsequence that is
-    followed by itself, of more than ``threshold`` operations if there is one.
-    """
-    keys, last = [], {}
-    for i, (tensor, size) in enumerate(job.ops):
-        keys.append(size or i - last[tensor])
-        last[tensor] = i
-    text = np.array(keys, np.int64)
-    best = 0
-    for length in range(1, len(text) // 2 + 1):
-        same = text[:-length] == text[length:]
-        breaks = np.flatnonzero(np.concatenate(([True], ~same, [True])))
-        if int(np.diff(breaks).max()) > length:
-            best = length
-            if best > threshold:
-                break
-    return best
