@@ -1,11 +1,13 @@
 """What changes if a constant that nobody derives is half as large, or twice?
 
 Each constant is changed alone, in a copy of the sources, and one of these replays is done again.
-All are deterministic, and none measures time:
+None measures time. But a heap's plan knows the times of its job's profile, so what is held differs
+a little from run to run. One change to the same value shows by how much:
 
 * plans: the planner of jobs, for iterations of the zoo at 60, 50 and 40 % of their peaks.
 * heap: the zoo's allocations through a job's heap, some of them disturbed, with evaluations between
   training steps: what is held and claimed, and which phase the heap takes a step for.
+* short: the same of training loops of one to eight layers, with temporaries now and then.
 * boundaries: training loops without marks: which beginnings of iterations are told.
 * swaps: idle tensors of the zoo by a plan whose copies are slower than it thinks, and without one.
 * trials: two planners in turn, whose iterations vary.
@@ -73,7 +75,7 @@ CONSTANTS = (
     Constant("plans", "zico.planning.saving.planner", "_AT_ONCE", 6, (3, 12, 32)),
     Constant("plans", "zico.planning.saving.pruning", "_MOST_LENGTH", 3, (2, 6)),
     Constant("plans", "zico.swap.learning", "MARGIN_SHARE", 0.04, (0.02, 0.08)),
-    Constant("heap", "zico.heap.history", "SHORT_EVENTS", 8, (0, 4, 16)),
+    Constant("heap", "zico.heap.history", "SHORT_EVENTS", 8, (8, 0, 4, 16)),
     Constant("heap", "zico.heap.history", "_SHORT_SHIFT", 6, (5, 7)),
     Constant("heap", "zico.trace.profile", "_GUARD_SHIFT", 5, (4, 6)),
     Constant("heap", "zico.trace.profile", "_TYPICAL_SLACK_EVENTS", 8, (0, 4, 16)),
@@ -82,6 +84,12 @@ CONSTANTS = (
     Constant("heap", "zico.trace.phases", "WIDEST", 8, (4, 16)),
     Constant("heap", "zico.trace.phases", "_MANY", 8, (1, 4, 16)),
     Constant("heap", "zico.trace.repeats", "SURE", 4, (2, 3, 8)),
+    Constant("short", "zico.heap.history", "SHORT_EVENTS", 8, (8, 0, 4, 16)),
+    Constant("short", "zico.heap.history", "_SHORT_SHIFT", 6, (5, 7)),
+    Constant("short", "zico.trace.profile", "_GUARD_SHIFT", 5, (4, 6)),
+    Constant("short", "zico.trace.profile", "_TYPICAL_SLACK_EVENTS", 8, (0, 4, 16)),
+    Constant("short", "zico.trace.profile", "SLACK_SHIFT", 4, (3, 5)),
+    Constant("short", "zico.trace.profile", "_DECAY_SHIFT", 3, (2, 4)),
     Constant("boundaries", "zico.trace.repeats", "SHORTEST", 4, (2, 3, 8)),
     Constant("boundaries", "zico.trace.repeats", "SURE", 4, (2, 3, 8)),
     Constant("boundaries", "zico.trace.online", "_PATIENCE", 16, (8, 32)),
@@ -249,6 +257,7 @@ def asked(tree: Path, replay: str, module: str = "", name: str = "", value: Valu
 
 def answer(replay: str, changed: str = "") -> None:
     """Do a replay and print its figures; Python reads a changed constant where it stands."""
+    sys.path.insert(0, str(common.ROOT / "tests"))  # for their training loops
     if changed:
         module, name, value = json.loads(changed)
         setattr(importlib.import_module(module), name, value)
@@ -299,7 +308,8 @@ def text_of(result: dict[str, Any]) -> str:
 
 
 _TEXT = """Ratios are changed over unchanged, lower is better; the mean is geometric. *Other*: cases that differ.
-What begins with *wrong* is counted, so its sums are shown, unchanged to changed.
+What begins with *wrong* is counted, so its sums are shown, unchanged to changed. A change to the same value shows
+what differs from run to run.
 
 * time: of an iteration, by the planner's own replay.
 * held: regions over live bytes in the last iteration; its mean over events, and its peak.

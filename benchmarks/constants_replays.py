@@ -13,7 +13,7 @@ import zoo
 from held import again, events_of
 from marks import STREAM, heaps_in_pool
 
-from zico.base.units import GIB, MIB
+from zico.base.units import GIB, KIB, MIB
 from zico.heap import allocator
 from zico.heap.cuda import on_stream
 from zico.heap.plan_thread import Planning
@@ -164,10 +164,14 @@ def _do(record: Any, job: Any, step: Step, addresses: dict[Any, int], seen: _See
 
 def heap() -> Figures:
     """Replay allocations of the zoo through a job's heap."""
+    ways = itertools.product(SMALL, ("alike", "disturbed", "evaluations"))
+    return _replayed((f"{name}, {way}", _steps(name, way)) for name, way in ways)
+
+
+def _replayed(cases: Iterable[tuple[str, Iterable[Step]]]) -> Figures:
     found: Figures = {measure: {} for measure in ("held", "claimed", "wrong claims", "wrong phases")}
-    for name, way in itertools.product(SMALL, ("alike", "disturbed", "evaluations")):
-        case = f"{name}, {way}"
-        steps = list(_steps(name, way))
+    for case, those in cases:
+        steps = list(those)
         wrong_phases = wrong_claims = held = claimed = 0
         with heaps_in_pool(BUDGET_BYTES // REGION_BYTES, None, beside=False, region_bytes=REGION_BYTES) as (one,):
             record, job = one.record[0], one.pool.jobs[int(one.pool.member[0]["job"])]
@@ -194,6 +198,29 @@ def heap() -> Figures:
     return found
 
 
+def short() -> Figures:
+    """Replay iterations of a few layers, with temporaries now and then, through a job's heap."""
+    from cpu.support.training_loops import Network, trained
+
+    def steps(layers: int, extras: float) -> Iterator[Step]:
+        job = trained(Network(layers, temporaries=1), 40)
+        rng = random.Random(SEED)  # noqa: S311 - a benchmark's own luck
+        events: list[Event] = []
+        made = 0
+        for tensor, size in job.ops:
+            if size and made in job.starts:
+                yield Step(events, is_marked=True)
+                events = []
+            made += size > 0
+            events.append((Kind.ALLOC if size else Kind.FREE, tensor, size * KIB))
+            if size and rng.random() < extras:
+                events += [(Kind.ALLOC, ("extra", made), MIB), (Kind.FREE, ("extra", made), 0)]
+        yield Step(events, is_marked=True)
+
+    ways = itertools.product((1, 2, 4, 8), (0.0, 0.02, 0.1))
+    return _replayed((f"{layers} layers, {extras:.0%} extras", steps(layers, extras)) for layers, extras in ways)
+
+
 # -- boundaries ------------------------------------------------------------------------------------
 
 
@@ -207,11 +234,6 @@ def _told(job: Any) -> set[int]:  # noqa: ANN401 - a Recording
 
 def _loops() -> Iterator[tuple[str, Any, int]]:
     """Yield training loops, and the allocation from which on beginnings are to be told."""
-    import sys
-
-    import common
-
-    sys.path.insert(0, str(common.ROOT / "tests"))
     from cpu.support.training_loops import Network, Recording, trained
 
     for layers, keeps, micro in itertools.product((2, 12, 40), (False, True), (1, 4)):
