@@ -72,6 +72,7 @@ def snapshot(n: int, waiting: int, seed: int) -> PoolView:
                 persistent=kept,
                 claim=profile.peak if is_waiting else max(profile.held[max(0, at - GUARD_BINS) :]),
                 kept=kept,
+                most=profile.peak,
                 must_finish=int(not is_waiting),
                 progress=0 if is_waiting else at << 2,
                 profile=profile,
@@ -135,6 +136,7 @@ def test_plan(measure: Measure, jobs: int) -> None:
                 persistent=job.persistent,
                 claim=job.persistent,
                 kept=job.persistent,
+                most=job.profile.peak,
                 profile=job.profile,
                 iteration=1,
             )

@@ -95,6 +95,7 @@ def job(number: int, **changes: object) -> JobView:
         persistent=4,
         claim=40,
         kept=4,
+        most=40,
         profile=dataclasses.replace(PROFILE, **of_profile),  # type: ignore[arg-type]
         iteration=3,
         started_ns=1,

@@ -29,6 +29,7 @@ def view(now_ns: int, *iterations: int, profile: Profile | None = PROFILE) -> Po
             persistent=4,
             claim=4,
             kept=4,
+            most=6,
             profile=profile,
             iteration=iteration,
         )

@@ -34,6 +34,7 @@ def view_of(number: int, *, peak: int = PEAK, weight: float = 1.0, kept: int = 0
         persistent=kept,
         claim=0,
         kept=kept,
+        most=peak,
         profile=Profile((peak, 0), (0, ALONE_NS // 2), ALONE_NS, 6, 128),
         iteration=0,
         weight=weight,

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zico.broker.views import ProfileCache, pool_view
-from zico.pool import groups, regions
+from zico.pool import boundaries, groups, regions
 from zico.pool.layout import JOB, NO_MORE, JobState, Paused, SaveMode
 from zico.scheduler import grants, turns
 from zico.scheduler.jobs import see_debt
@@ -145,6 +145,20 @@ def test_a_policy_starts_exactly_whom_the_pool_lets_in(drawn: list[Drawn], spare
                 assert turns.may_start(snapshot, turns.banker_of(snapshot), index) == lets_in
             elif job.phase != JobState.BOUNDARY and not drawn[job.job].group:
                 assert job.claim == regions.claim_of(pool.jobs[job.job])
+
+
+@given(drawn=st.lists(drawn_jobs(), min_size=1, max_size=5), budget=st.integers(1, 24))
+@settings(max_examples=200, deadline=None)
+def test_all_fit_at_once_for_the_pool_where_they_do_for_a_policy(drawn: list[Drawn], budget: int) -> None:
+    """A job that comes to its boundary begins unasked where, and only where, a policy would start all that wait."""
+    drawn = [dataclasses.replace(job, profiled=True, outgrown=False, paused=False) for job in drawn]
+    with make_pool(64, unasked=True) as pool:
+        now_ns = time.monotonic_ns()
+        filled(pool, drawn, budget, crowded=False, now_ns=now_ns)
+        pool.member[0]["job"] = 0
+        view = pool_view(*pool.snapshot(), now_ns, ProfileCache())
+        together = turns.peaks_together(Snapshot(view).snapshot[0])
+        assert boundaries._may_start_unasked(pool.member[0], now_ns) == (together <= budget)
 
 
 @given(drawn=drawn_jobs(), spare=st.integers(-3, 4))

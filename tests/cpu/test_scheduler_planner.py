@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from zico.pool.layout import JobState
 from zico.pool.rules import STILL_ITERATIONS, STILL_NS
 from zico.scheduler.best_schedule import best_run, bit_of, cells_for, graph
+from zico.scheduler.layout import Reason
+from zico.scheduler.learning import BETTER_BY
 from zico.scheduler.packed import Compiled
 from zico.scheduler.plan import PLAN, Way, decide
 from zico.scheduler.plan_search import Plan, plan
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import GUARD
-from zico.scheduler.simulate import Simulation, load_of
+from zico.scheduler.simulate import Load, Simulation, load_of
 from zico.scheduler.state import Decision, JobView, PoolView, Start, Wait
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ def view_of(works: list[Work], budget: int, floor: float = 0.0) -> PoolView:
                 persistent=load.persistent,
                 claim=load.persistent,
                 kept=load.persistent,
+                most=load.profile.peak,
                 profile=load.profile,
                 iteration=3,
                 waiting_since_ns=1 + i,
@@ -370,6 +373,43 @@ def test_jobs_meet_again_only_for_another_way() -> None:
     another = plan(dataclasses.replace(longer, plan=before))
     assert isinstance(another, Plan)
     assert another.record[0]["learnt"]["gathers"]
+
+
+def slower(works: list[Work], percent: int) -> list[Load]:
+    """Return jobs whose iterations take so much longer than their profiles say."""
+    real = [dataclasses.replace(work, step_ns=work.step_ns * (100 + percent) // 100) for work in works]
+    return [
+        dataclasses.replace(each.load(f"job{i}"), believed=work.load("").profile)
+        for i, (each, work) in enumerate(zip(real, works, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(("budget", "stops"), [(90, False), (70, True)])
+def test_another_way_is_tried_only_where_somebody_waits(budget: int, *, stops: bool) -> None:
+    """Iterations that take 7 % longer than profiles say stop a pair to begin another way only if it has waits."""
+    works = [triangle(60, kept=2)] * 2
+    simulation = Simulation(ZICO, slower(works, 7), budget)
+    outcome = simulation.run(400 * works[0].duration_ns, 60 * works[0].duration_ns)
+    assert bool(simulation.sim_jobs["reasons"][:, Reason.ANEW].any()) is stops
+    assert (max(outcome.waited_ns) > 0) is stops
+
+
+def test_a_new_plan_keeps_the_way_in_use_where_no_other_is_noticeably_better() -> None:
+    """Jobs that hardly wait by one way have nothing of another that promises as much."""
+    works = [triangle(60, kept=2)] * 2
+    before = plan(view_of(works, 90))
+    assert isinstance(before, Plan)
+    learnt = before.record[0]["learnt"]
+    ways = learnt["ways"][: learnt["n_ways"]]
+    as_good = [i for i, way in enumerate(ways) if way["promise"] > ways["promise"].max() - BETTER_BY]
+    assert len(as_good) > 1
+    longer = view_of([dataclasses.replace(work, step_ns=work.step_ns * 5 // 4) for work in works], 90)
+    for used in as_good:
+        learnt["used"] = used
+        found = plan(dataclasses.replace(longer, plan=before))
+        assert isinstance(found, Plan)
+        first = found.record[0]["learnt"]["ways"][0]
+        assert (first["way"], first["setting"]) == (ways[used]["way"], ways[used]["setting"])
 
 
 def test_jobs_whose_times_vary_more_get_another_plan() -> None:

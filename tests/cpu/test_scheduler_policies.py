@@ -50,6 +50,7 @@ def job(
         persistent=held if kept is None else kept,
         claim=held,
         kept=held if kept is None else kept,
+        most=held,
         progress=progress,
         in_bin_ns=progress % 16 * 10 * MS // 16,
         profile=levels,

@@ -34,6 +34,7 @@ JOB = JobView(
     persistent=1,
     claim=1,
     kept=1,
+    most=1,
     profile=None,
     iteration=1,
     waiting_since_ns=5,

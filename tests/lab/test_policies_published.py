@@ -36,6 +36,7 @@ def view_of(number: int, known: Profile | None, phase: JobState = JobState.BOUND
         persistent=1,
         claim=1,
         kept=1,
+        most=1,
         profile=known,
         iteration=1,
         started_ns=900 * MS,

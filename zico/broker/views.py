@@ -119,7 +119,7 @@ def job_view(job: int, record: Any, debt: Any, now_ns: int, profiles: ProfileCac
         in_main_phase=bool(record["phase"] == MAIN_PHASE and not record["outgrown"]),
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
-        waited_ns=int(record["boundary_waited_ns"]) + int(record["need_waited_ns"]),
+        waited_ns=count_of(int(record["boundary_waited_ns"]) + int(record["need_waited_ns"])),
         saves=_saves(record),
     )
 

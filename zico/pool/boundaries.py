@@ -17,7 +17,7 @@ import numpy as np
 
 from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
 from zico.base.libc import futex_wait, monotonic_ns
-from zico.pool import groups, living, profiles, rules
+from zico.pool import groups, living, profiles
 from zico.pool.deaths import reap_dead
 from zico.pool.layout import (
     BOUNDARY,
@@ -31,7 +31,7 @@ from zico.pool.layout import (
     yields_at_boundary,
 )
 from zico.pool.mutex import lock, unlock, unlock_changed
-from zico.pool.regions import is_crowded, remaining_of, someone_else_grows_alone, stays_safe
+from zico.pool.regions import is_crowded, most_of, remaining_of, someone_else_grows_alone, stays_safe
 from zico.pool.results import ADMITTED, COMING, GIVES_WAY, INTERRUPTED, STAYS
 from zico.pool.waits import call_up, is_passed_over, wait, wake_job, word_address
 from zico.trace import profile
@@ -100,9 +100,7 @@ def _may_start_unasked(pool: Member, now_ns: int) -> bool:
     total = 0
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        if job.state == EMPTY:
-            continue
-        total += rules.within_limit(job, job.claim_peak + job.claim_extra)
+        total += most_of(job) if job.state != EMPTY else 0
     return total <= header.budget_regions and not someone_else_grows_alone(pool, pool.job, now_ns)
 
 

@@ -92,6 +92,12 @@ def claim_of(job: Job) -> int:
     return rules.claim_of(job, job.profile, job.claims)
 
 
+@inlined
+def most_of(job: Job) -> int:
+    """Return the most regions that the job may come to hold in its iteration and in the next one."""
+    return max(claim_of(job), groups.peak_of(job))
+
+
 @entry(MEMBER, int)
 def claim_now(pool: Member, job: int) -> int:
     """Return the claim of a job (``claim_of``), outside the mutex."""

@@ -70,6 +70,8 @@ class Debt(Record):
     """The most that it may still come to hold in its iteration; at its boundary, in its next one."""
     kept: I8
     """What the others cannot have when that iteration has ended."""
+    most: I8
+    """The most that it may come to hold in its iteration and in the next one."""
     must_finish: I8 = 0
     """1: it is inside an iteration whose claim is known."""
     given_up: I8 = 0

@@ -52,6 +52,7 @@ def _show(pool: Member, now_ns: int, shown: Records[Shown]) -> int:
         one.first = groups.first_of(pool, j)
         one.held, one.claim, one.kept = pool.scratch[0][j], pool.scratch[1][j], pool.scratch[2][j]
         one.must_finish = pool.scratch[3][j]
+        shown[one.first].most += regions.most_of(job) if job.state != EMPTY else 0
         if job.state == BOUNDARY:
             one.stays, one.awaited = groups.stays(pool, j, now_ns), groups.is_awaited(pool, j)
     for j in range(header_of(pool).places):

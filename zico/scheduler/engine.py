@@ -153,7 +153,8 @@ def end_wait(run: RunRecord, sim_job: SimJob) -> None:
     """Count what a simulated job has waited, if it has."""
     if sim_job.waiting_since_ns != NO_TIME:
         sim_job.iteration_waited_ns += run.now_ns - sim_job.waiting_since_ns
-        sim_job.waited_ns += max(0, run.now_ns - max(sim_job.waiting_since_ns, run.warm_up_ns))
+        sim_job.waited_ns += run.now_ns - sim_job.waiting_since_ns
+        sim_job.counted_waited_ns += max(0, run.now_ns - max(sim_job.waiting_since_ns, run.warm_up_ns))
     sim_job.waiting_since_ns = NO_TIME
 
 

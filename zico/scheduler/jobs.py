@@ -56,7 +56,7 @@ class SimJob(SnapshotJob):
     step_since: I8  # on the work clock
     step_length: I8
     slowness: F8
-    waited_ns: I8
+    counted_waited_ns: I8  # after the warm-up
     alone_spent_ns: I8  # how long it has kept the others from starting iterations
     counted_ns: I8  # work done after the warm-up, in time alone
     left_ns: I8
@@ -343,10 +343,12 @@ def see_debt(run: RunRecord, sim_job: SimJob) -> None:
     sim_job.in_bin_ns = _in_bin_ns(sim_job.progress, believed) if inside else 0
     sim_job.kept = sim_job.persistent
     sim_job.claim = sim_job.held
+    peak = max(sim_job.held, believed.peak, sim_job.persistent)
     if sim_job.must_finish:
         sim_job.claim = claim_of(sim_job, believed, believed.claims)
     elif not inside:
-        sim_job.claim = max(sim_job.held, believed.peak, sim_job.persistent)
+        sim_job.claim = peak
+    sim_job.most = max(sim_job.claim, peak)
 
 
 @compiled

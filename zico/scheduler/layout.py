@@ -83,6 +83,8 @@ class JobFields(Debt):
     """For how long it has been in the bin of its profile that its progress is in, waits for memory left out."""
     waiting_since_ns: I8 = 0
     """When the wait at the boundary or in an allocation began, 0 if it does not wait."""
+    waited_ns: I8 = 0
+    """For how long it has waited for memory, ever, but for the wait that goes on."""
     need: I8 = 0
     """Regions that an allocation of it waits for now, 0 if none."""
     served: F8 = 1.0

@@ -14,6 +14,9 @@ Theory of operation
     gets its trial, a bad one is left within a few rounds, and in the end the one is used that gives
     the most. Where a way gives noticeably less than it promised, profiles are wrong and promises
     count for nothing: every way is tried that is not hopeless.
+
+    While nobody waits, no way gives more than the one in use. Iterations that take longer then do so
+    for another reason, such as a neighbour on the machine, and the way counts as keeping its promise.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ class Learnt(Record):
     since_ns: I8  # what was done until then is counted
     counts: I8  # 0: from then on nothing is, until things have settled
     done: Annotated[Numbers, "f8", (MOST_JOBS,)]  # iterations
+    waited_ns: F8  # by what the throughput of each counts
     gathers: I8  # before the way in use decides, all come to their boundaries
     gathered_ns: I8  # when they were; 0: never
 
@@ -92,6 +96,16 @@ def _done(job: SnapshotJob) -> float:
     if is_iterating(job):
         done += position_ns(job) / max(1, profile_at(job).duration_ns)
     return done
+
+
+@compiled
+def _waited_ns(known: Learnt, snapshot: Snapshot) -> float:
+    waited_ns = 0.0
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
+        waits_ns = snapshot.now_ns - job.waiting_since_ns if job.waiting_since_ns != 0 else 0
+        waited_ns += known.worth[i] * (job.waited_ns + waits_ns)
+    return waited_ns
 
 
 @compiled
@@ -134,6 +148,7 @@ def learn(known: Learnt, snapshot: Snapshot) -> None:
         known.since_ns, known.counts = snapshot.now_ns, 1
         for i in range(snapshot.n):
             known.done[i] = _done(job_at(snapshot, i))
+        known.waited_ns = _waited_ns(known, snapshot)
 
 
 @compiled
@@ -143,14 +158,24 @@ def _settle(known: Learnt, snapshot: Snapshot) -> None:
 
 @compiled
 def _count(known: Learnt, snapshot: Snapshot) -> None:
-    """Count what was done since the last look for the way in use."""
+    """Count what was done since the last look for the way in use.
+
+    Where jobs waited so little that no other way could be noticeably better, that is at least what
+    was promised: whatever made iterations longer, it was not the way.
+    """
     used = known.ways[known.used]
-    rounds = (snapshot.now_ns - known.since_ns) / known.round_ns
+    window_ns = snapshot.now_ns - known.since_ns
+    rounds = window_ns / known.round_ns
     keeps = min(1.0, _MOST_ROUNDS / (used.rounds + rounds))
     used.rounds = keeps * (used.rounds + rounds)
+    lacks = used.promise * rounds
     for i in range(snapshot.n):
         more = known.length[i] * (_done(job_at(snapshot, i)) - known.done[i])
         used.got[i] = keeps * (used.got[i] + more)
+        lacks -= known.worth[i] * more
+    if lacks > 0 and _waited_ns(known, snapshot) - known.waited_ns < BETTER_BY * window_ns:
+        for i in range(snapshot.n):
+            used.got[i] += keeps * lacks
 
 
 @compiled

@@ -25,7 +25,7 @@ import numpy as np
 from zico.pool.rules import FADE_ITERATIONS
 from zico.scheduler import best_schedule
 from zico.scheduler.greedy import EVERYBODY, MARGIN_SHIFT
-from zico.scheduler.learning import LOOK_ROUNDS, MOST_JOBS, MOST_WAYS, OWED
+from zico.scheduler.learning import BETTER_BY, LOOK_ROUNDS, MOST_JOBS, MOST_WAYS, OWED
 from zico.scheduler.packed import Compiled
 from zico.scheduler.plan import FIRST_FIT, FIRST_SHIFT, PLAN, Way, decide
 from zico.scheduler.shares import floors, worths
@@ -203,21 +203,22 @@ def plan(pool: PoolView) -> Plan | None:
     few = len(loads) <= FEW
     record[0]["learnt"]["gathers"] = few
     trials = Trials(record, loads, pool)
-    first = _chosen(record, [trials.run(*way) for way in ways])
-    if isinstance(pool.plan, Plan) and _goes_on(pool.plan.record, record):
+    before = pool.plan.record[0]["learnt"] if isinstance(pool.plan, Plan) else None
+    in_use = None if before is None else _in_use(before, record[0]["learnt"])
+    first = _chosen(record, [trials.run(*way) for way in ways], in_use)
+    if before is not None and first.key == in_use:
         for field in ("gathers", "gathered_ns"):
-            record[0]["learnt"][field] = pool.plan.record[0]["learnt"][field]
+            record[0]["learnt"][field] = before[field]
     return Plan(record, first.mean, dataclasses.replace(pool, plan=None))
 
 
-def _goes_on(before: Records, record: Records) -> bool:
-    """Tell whether the way in use is that of the plan before, so that jobs are in its cycle already."""
-    one, other = before[0]["learnt"], record[0]["learnt"]
-    n = int(one["n_jobs"])
-    if n != other["n_jobs"] or (one["jobs"][:n] != other["jobs"][:n]).any():
-        return False
-    used = (known["ways"][int(known["used"])] for known in (one, other))
-    return len({(int(way["way"]), int(way["setting"])) for way in used}) == 1
+def _in_use(before: np.void, known: np.void) -> tuple[Way, int] | None:
+    """Return the way that the plan before uses for the same jobs: they are in its cycle already."""
+    n = int(before["n_jobs"])
+    if n != known["n_jobs"] or (before["jobs"][:n] != known["jobs"][:n]).any():
+        return None
+    used = before["ways"][int(before["used"])]
+    return Way(int(used["way"])), int(used["setting"])
 
 
 def known_of(pool: PoolView) -> tuple[Known, ...]:
@@ -279,13 +280,16 @@ def _limits(n: int) -> list[int]:
     return sorted({n // 4, n // 2, 3 * n // 4, n - 1} - {0}) if n > best_schedule.MOST_JOBS else list(range(1, n))
 
 
-def _chosen(record: Records, tried: list[Tried]) -> Tried:
+def _chosen(record: Records, tried: list[Tried], in_use: tuple[Way, int] | None) -> Tried:
     """Fill in the plan's ways, and return the first: the best, before the others that may turn out to be better.
 
-    Of those that give the same it is the fairest. The greedy ways are among them, whatever they gave.
+    Of those that give the same it is the fairest. The way in use stays, unless another is
+    noticeably better. The greedy ways are among them, whatever they gave.
     """
-    first = max(tried, key=lambda one: (one.score, one.least))
-    different = {(one.way, one.score, one.mean, one.least): one for one in reversed(tried)}.values()
+    best = max(tried, key=lambda one: (one.score, one.least))
+    good = [one for one in tried if one.key == in_use and one.score > best.score - BETTER_BY]
+    first = (good or [best])[0]
+    different = {(one.way, one.score, one.mean, one.least): one for one in (*reversed(tried), first)}.values()
     rest = sorted((one for one in different if one is not first), key=lambda one: (one.key not in _GREEDY, -one.score))
     ways = sorted([first, *rest[: MOST_WAYS - 1]], key=lambda one: (one is not first, -one.score))
     known = record[0]["learnt"]

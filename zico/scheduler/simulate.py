@@ -272,7 +272,7 @@ class Simulation:
         return Outcome(
             normalised=tuple((sim_jobs["counted_ns"] * rate).tolist()),
             iterations=tuple(sim_jobs["iteration"].tolist()),
-            waited_ns=tuple((sim_jobs["waited_ns"] + waiting_ns).tolist()),
+            waited_ns=tuple((sim_jobs["counted_waited_ns"] + waiting_ns).tolist()),
             reasons=tuple(self._reason(number) for number in range(len(self.loads))),
             peak_granted=int(run["peak_granted"]),
             stalls=int(run["stalls"]),

@@ -87,9 +87,6 @@ class JobView(JobFields):
     """Regions that it would hold without a limit, 0: not known."""
     saves: bool = False
     """It can go on with less than it wants, and leaves it to the broker whether it does."""
-    waited_ns: int = 0
-    """For how long it has waited for memory, ever."""
-
     ranks: tuple[int, ...] = ()
     """The places of a group's ranks, if this is a group: its figures are their sums."""
 

@@ -177,13 +177,18 @@ def waits_to_fit(snapshot: Snapshot, index: int) -> None:
 
 @compiled
 def peaks_together(snapshot: Snapshot) -> int:
-    """Return what all jobs together could ever hold at once; ``NOBODY`` knows if one has no profile."""
+    """Return what all jobs together could ever hold at once; ``NOBODY`` knows if one has no profile.
+
+    By the same sum the pool lets a job begin that comes to its boundary
+    (``boundaries._may_start_unasked``). There a job without a profile counts what it holds, since
+    nobody else begins while it grows. Here all would begin at once, and it beside them.
+    """
     together = 0
     for i in range(snapshot.n):
         job = job_at(snapshot, i)
         if job.profile_address == 0:
             return NOBODY
-        together += max(profile_at(job).peak, job.held, job.persistent)
+        together += job.most
     return together
 
 

@@ -54,7 +54,10 @@ def in_pool(view: PoolView) -> PoolView:
     """Return the jobs with what a pool says that they claim, which goes by their profiles."""
     jobs = tuple(
         dataclasses.replace(
-            job, claim=claim(job), must_finish=int(job.phase == JobState.RUNNING and job.profile is not None)
+            job,
+            claim=claim(job),
+            must_finish=int(job.phase == JobState.RUNNING and job.profile is not None),
+            most=max(claim(job), job.persistent, job.profile.peak if job.profile is not None else 0),
         )
         for job in view.jobs
     )
