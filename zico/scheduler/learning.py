@@ -15,8 +15,8 @@ Theory of operation
     the most. Where a way gives noticeably less than it promised, profiles are wrong and promises
     count for nothing: every way is tried that is not hopeless.
 
-    While nobody waits, no way gives more than the one in use. Iterations that take longer then do so
-    for another reason, such as a neighbour on the machine, and the way counts as keeping its promise.
+    What a way gives is the time that jobs do not wait. Iterations that take longer for another
+    reason, such as a neighbour on the machine, count neither for nor against it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from zico.base.compiled import compiled
 from zico.base.records import F8, I8, Numbers, Record, Records
-from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at
+from zico.scheduler.demand import job_at
 
 if TYPE_CHECKING:
-    from zico.scheduler.layout import Snapshot, SnapshotJob
+    from zico.scheduler.layout import Snapshot
 
 MOST_WAYS = 6
 MOST_JOBS = 64
@@ -50,7 +50,7 @@ OWED = 0.97
 
 
 class WayRecord(Record):
-    """A way, what it promised, and what each job got in so many rounds of use, in rounds of running alone."""
+    """A way, what it promised, and for how many of the rounds of its use each job did not wait."""
 
     way: I8
     setting: I8
@@ -65,16 +65,14 @@ class Learnt(Record):
     n_jobs: I8
     jobs: Annotated[Numbers, "i8", (MOST_JOBS,)]  # their numbers
     worth: Annotated[Numbers, "f8", (MOST_JOBS,)]  # what the throughput of each counts; together 1
-    length: Annotated[Numbers, "f8", (MOST_JOBS,)]  # of an iteration of each, in rounds
     round_ns: I8
     n_ways: I8
     ways: Annotated[Records[WayRecord], WayRecord, (MOST_WAYS,)]
     used: I8
     doubted: I8  # promises are
-    since_ns: I8  # what was done until then is counted
+    since_ns: I8  # what was waited until then is counted
     counts: I8  # 0: from then on nothing is, until things have settled
-    done: Annotated[Numbers, "f8", (MOST_JOBS,)]  # iterations
-    waited_ns: F8  # by what the throughput of each counts
+    waited_ns: Annotated[Numbers, "i8", (MOST_JOBS,)]  # by each job, until then
     gathers: I8  # before the way in use decides, all come to their boundaries
     gathered_ns: I8  # when they were; 0: never
 
@@ -91,21 +89,9 @@ def is_of(known: Learnt, snapshot: Snapshot) -> bool:
 
 
 @compiled
-def _done(job: SnapshotJob) -> float:
-    done = float(job.iteration)
-    if is_iterating(job):
-        done += position_ns(job) / max(1, profile_at(job).duration_ns)
-    return done
-
-
-@compiled
-def _waited_ns(known: Learnt, snapshot: Snapshot) -> float:
-    waited_ns = 0.0
-    for i in range(snapshot.n):
-        job = job_at(snapshot, i)
-        waits_ns = snapshot.now_ns - job.waiting_since_ns if job.waiting_since_ns != 0 else 0
-        waited_ns += known.worth[i] * (job.waited_ns + waits_ns)
-    return waited_ns
+def _waited_ns(snapshot: Snapshot, index: int) -> int:
+    job = job_at(snapshot, index)
+    return job.waited_ns + (snapshot.now_ns - job.waiting_since_ns if job.waiting_since_ns != 0 else 0)
 
 
 @compiled
@@ -147,8 +133,7 @@ def learn(known: Learnt, snapshot: Snapshot) -> None:
                 return
         known.since_ns, known.counts = snapshot.now_ns, 1
         for i in range(snapshot.n):
-            known.done[i] = _done(job_at(snapshot, i))
-        known.waited_ns = _waited_ns(known, snapshot)
+            known.waited_ns[i] = _waited_ns(snapshot, i)
 
 
 @compiled
@@ -158,24 +143,15 @@ def _settle(known: Learnt, snapshot: Snapshot) -> None:
 
 @compiled
 def _count(known: Learnt, snapshot: Snapshot) -> None:
-    """Count what was done since the last look for the way in use.
-
-    Where jobs waited so little that no other way could be noticeably better, that is at least what
-    was promised: whatever made iterations longer, it was not the way.
-    """
+    """Count for the way in use what jobs have not waited since the last look."""
     used = known.ways[known.used]
-    window_ns = snapshot.now_ns - known.since_ns
-    rounds = window_ns / known.round_ns
+    passed_ns = snapshot.now_ns - known.since_ns
+    rounds = passed_ns / known.round_ns
     keeps = min(1.0, _MOST_ROUNDS / (used.rounds + rounds))
     used.rounds = keeps * (used.rounds + rounds)
-    lacks = used.promise * rounds
     for i in range(snapshot.n):
-        more = known.length[i] * (_done(job_at(snapshot, i)) - known.done[i])
-        used.got[i] = keeps * (used.got[i] + more)
-        lacks -= known.worth[i] * more
-    if lacks > 0 and _waited_ns(known, snapshot) - known.waited_ns < BETTER_BY * window_ns:
-        for i in range(snapshot.n):
-            used.got[i] += keeps * lacks
+        waited_ns = _waited_ns(snapshot, i) - known.waited_ns[i]
+        used.got[i] = keeps * (used.got[i] + max(0, passed_ns - waited_ns) / known.round_ns)
 
 
 @compiled

@@ -18,7 +18,7 @@ Guarantees
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -178,6 +178,21 @@ class Plan:
             and alike(known_of(mine), known_of(pool))
         )
 
+    def holds_for(self, pool: PoolView) -> bool:
+        """Tell whether its jobs hold nearly the same there, in the same budget, however long they take."""
+        mine = self.made_for
+        return (
+            mine is not None
+            and mine.budget == pool.budget
+            and len(mine.jobs) == len(pool.jobs)
+            and all(_hold_alike(a, b) for a, b in zip(known_of(mine), known_of(pool), strict=False))
+        )
+
+    @property
+    def learnt(self) -> np.void:
+        """Return its ways, and what they have given."""
+        return cast("np.void", self.record[0]["learnt"])
+
     @property
     def address(self) -> int:
         """Return where the record is."""
@@ -203,22 +218,39 @@ def plan(pool: PoolView) -> Plan | None:
     few = len(loads) <= FEW
     record[0]["learnt"]["gathers"] = few
     trials = Trials(record, loads, pool)
-    before = pool.plan.record[0]["learnt"] if isinstance(pool.plan, Plan) else None
-    in_use = None if before is None else _in_use(before, record[0]["learnt"])
+    known = record[0]["learnt"]
+    before = pool.plan if isinstance(pool.plan, Plan) and _are_of_same_jobs(pool.plan.learnt, known) else None
+    in_use = None if before is None else _in_use(before.learnt)
     first = _chosen(record, [trials.run(*way) for way in ways], in_use)
-    if before is not None and first.key == in_use:
-        for field in ("gathers", "gathered_ns"):
-            record[0]["learnt"][field] = before[field]
+    if before is not None:
+        if first.key == in_use:  # the jobs are in its cycle already
+            for field in ("gathers", "gathered_ns"):
+                known[field] = before.learnt[field]
+        if before.holds_for(pool):
+            _take_over(before.learnt, known)
     return Plan(record, first.mean, dataclasses.replace(pool, plan=None))
 
 
-def _in_use(before: np.void, known: np.void) -> tuple[Way, int] | None:
-    """Return the way that the plan before uses for the same jobs: they are in its cycle already."""
+def _are_of_same_jobs(before: np.void, known: np.void) -> bool:
     n = int(before["n_jobs"])
-    if n != known["n_jobs"] or (before["jobs"][:n] != known["jobs"][:n]).any():
-        return None
-    used = before["ways"][int(before["used"])]
-    return Way(int(used["way"])), int(used["setting"])
+    return n == known["n_jobs"] and not (before["jobs"][:n] != known["jobs"][:n]).any()
+
+
+def _ways_of(known: np.void) -> dict[tuple[Way, int], np.void]:
+    return {(Way(int(way["way"])), int(way["setting"])): way for way in known["ways"][: int(known["n_ways"])]}
+
+
+def _in_use(known: np.void) -> tuple[Way, int]:
+    return list(_ways_of(known))[int(known["used"])]
+
+
+def _take_over(before: np.void, known: np.void) -> None:
+    """Keep what the ways of the plan before have given."""
+    measured = _ways_of(before)
+    for key, way in _ways_of(known).items():
+        if key in measured:
+            for field in ("rounds", "got"):
+                way[field] = measured[key][field]
 
 
 def known_of(pool: PoolView) -> tuple[Known, ...]:
@@ -237,13 +269,17 @@ def known_of(pool: PoolView) -> tuple[Known, ...]:
     )
 
 
+def _hold_alike(a: Known, b: Known) -> bool:
+    slack = max(1, b.peak >> _PEAK_SHIFT)
+    return abs(a.peak - b.peak) <= slack and abs(a.kept - b.kept) <= slack
+
+
 def alike(some: Sequence[Known], others: Sequence[Known]) -> bool:
     """Tell whether what was planned for some does for others."""
     return len(some) == len(others) and all(
         (a.job, a.asked) == (b.job, b.asked)
         and abs(a.duration_ns - b.duration_ns) <= b.duration_ns >> _DURATION_SHIFT
-        and abs(a.peak - b.peak) <= max(1, b.peak >> _PEAK_SHIFT)
-        and abs(a.kept - b.kept) <= max(1, b.peak >> _PEAK_SHIFT)
+        and _hold_alike(a, b)
         and abs(a.jitter - b.jitter) <= _UNEVEN
         for a, b in zip(some, others, strict=True)
     )
@@ -258,7 +294,6 @@ def _record(pool: PoolView, loads: Sequence[Load]) -> Records:
         known["n_jobs"], known["round_ns"] = len(loads), longest_ns
         known["jobs"][: len(loads)] = [job.job for job in pool.jobs]
         known["worth"][: len(loads)] = worths(loads)
-        known["length"][: len(loads)] = [load.profile.duration_ns / longest_ns for load in loads]
     return record
 
 
