@@ -35,6 +35,8 @@ _PACKAGES = ("zico", "numpy", "numba", "llvmlite", "torch", "tensorflow-cpu", "t
 _THP = Path("/sys/kernel/mm/transparent_hugepage")
 _GIT_S = 10.0
 
+os.environ.setdefault("ZICO_PROFILES", "off")  # a repeat must not begin with what the one before has taught
+
 
 # -- where and with what ---------------------------------------------------------------------------
 

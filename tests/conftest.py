@@ -25,6 +25,7 @@ with contextlib.suppress(ImportError):  # tests/gpu may run where it is not inst
     hypothesis.settings.load_profile("zico")
 
 os.environ.setdefault("ZICO", "off")
+os.environ.setdefault("ZICO_PROFILES", "off")  # no test is another one's earlier run
 for heeded in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD):
     if signal.getsignal(heeded) is signal.SIG_IGN:
         signal.signal(heeded, lambda _number, _frame: None)  # a program that is started gets the default

@@ -25,7 +25,7 @@ from zico.device.cuda import bindings
 from zico.device.cuda.driver import CudaDriver
 from zico.device.host import HostDriver
 from zico.launch.devices import VISIBLE_VARIABLE, device_variables, memory_of
-from zico.launch.doctor import cuda_checks, plan_check
+from zico.launch.doctor import cuda_checks, switch_checks
 from zico.report.model import PoolFigures, RunReport
 from zico.report.table import pool_lines
 
@@ -257,14 +257,19 @@ def test_the_mps_row_says_how_jobs_would_share(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "passed", "says"), [("off", True, "follow no plan"), ("no", False, "'no' has no effect: give off")]
+    ("variable", "value", "passed", "says"),
+    [
+        ("ZICO_PLAN", "off", True, "follow no plan"),
+        ("ZICO_PROFILES", "off", True, "remember no earlier run"),
+        ("ZICO_PLAN", "no", False, "'no' has no effect: give off"),
+    ],
 )
-def test_a_plan_setting_has_a_row(value: str, *, passed: bool, says: str) -> None:
-    """``ZICO_PLAN`` has a row if it is set, a bad one if it does nothing, and none if it is not."""
-    (check,) = plan_check({"ZICO_PLAN": value})
+def test_a_switch_has_a_row(variable: str, value: str, *, passed: bool, says: str) -> None:
+    """A switch has a row if it is set, a bad one if it does nothing, and none if it is not."""
+    (check,) = switch_checks({variable: value})
     assert check.passed is passed
     assert says in check.detail
-    assert list(plan_check({})) == []
+    assert list(switch_checks({})) == []
 
 
 # -- in reports ------------------------------------------------------------------------------------

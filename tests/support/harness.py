@@ -79,7 +79,8 @@ def compile_once() -> None:
 def clean_environment() -> dict[str, str]:
     """Return this process's environment without anything of Zico's, and quiet frameworks; who aborts says where."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ZICO_") or "CACHE" in name}
-    return kept | {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    kept |= {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    return kept | {"ZICO_PROFILES": "off"}  # no test is another one's earlier run
 
 
 # -- processes that begin where something is loaded ----------------------------------------------

@@ -92,6 +92,8 @@ PARTS_VARIABLE = "ZICO_PAGING"
 ``zico.paging.layout`` has both."""
 PLAN_VARIABLE = "ZICO_PLAN"
 """``off``: place tensors by their classes alone, follow no plan."""
+PROFILES_VARIABLE = "ZICO_PROFILES"
+"""``off``: a job begins without what it did in an earlier run, and keeps nothing for the next one."""
 
 _DEVICE = re.compile(r"(?P<kind>host|cuda)(:(?P<ordinal>\d{1,4}))?")
 MAX_DEVICES = 16

@@ -155,7 +155,8 @@ class Ledger:
         for member in self._present.values():
             if not member.spending.is_planned:
                 profile = self._profiles.profile(member.job, member.record)
-                member.spending.is_planned = profile is not None and not profile.is_flat
+                is_known = profile is not None and not profile.is_flat
+                member.spending.is_planned = is_known and not member.record["remembered"]
 
     def note_blockers(self, member: Member, mask: int) -> None:
         """Remember that the member waits for the jobs at the places in ``mask``, if it waits at all."""

@@ -116,7 +116,7 @@ def job_view(job: int, record: Any, debt: Any, now_ns: int, profiles: ProfileCac
         phase=state,
         profile=profile,
         in_bin_ns=0 if profile is None or state is JobState.BOUNDARY else _in_bin_ns(record, profile, now_ns),
-        in_main_phase=bool(record["phase"] == MAIN_PHASE and not record["outgrown"]),
+        in_main_phase=bool(record["phase"] == MAIN_PHASE and not record["outgrown"] and not record["remembered"]),
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
         waited_ns=count_of(int(record["boundary_waited_ns"]) + int(record["need_waited_ns"])),

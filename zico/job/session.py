@@ -193,6 +193,11 @@ class Session:
             self.membership.leave()
 
     @property
+    def is_member(self) -> bool:
+        """Tell whether this process is the one that has joined, and has not left."""
+        return not (self._has_left or self.is_parents)
+
+    @property
     def is_unused(self) -> bool:
         """Tell whether this process has taken nothing from the pool and ended no iteration."""
         return not (self.record["requested_bytes"] or self.record["iteration"])
@@ -517,6 +522,10 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
         heap.enable(plan=settings.plans and heap.managed is None)
         undo.pop_all()
     session = Session(membership, pool, heap, settings, timeline)
+    if settings.remembers:
+        from zico.job.remembered import remember
+
+        remember(session, framework)
     if kind == "host" and settings.wish.save is None:
         session.overflow()
     _guard_forks(session)

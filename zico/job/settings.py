@@ -14,6 +14,7 @@ from zico.base.settings import (
     OPS_VARIABLE,
     PARTS_VARIABLE,
     PLAN_VARIABLE,
+    PROFILES_VARIABLE,
     RING_VARIABLE,
     RUN_VARIABLE,
     Setting,
@@ -57,6 +58,8 @@ class JobSettings:
     """Whether operations are recorded too."""
     plans: bool = True
     """Whether the heap follows plans."""
+    remembers: bool = True
+    """Whether the job expects what it did in an earlier run, and keeps what it does in this one."""
 
 
 def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
@@ -95,6 +98,7 @@ def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
         ring=environ.get(RING_VARIABLE, ""),
         ops=bool(environ.get(OPS_VARIABLE)),
         plans=environ.get(PLAN_VARIABLE) != "off",
+        remembers=environ.get(PROFILES_VARIABLE) != "off",
     )
 
 

@@ -19,7 +19,7 @@ from zico.base.errors import DriverError, ZicoError
 from zico.base.mps import CONTROL, daemon_at
 from zico.base.paths import cache_refusal
 from zico.base.rundir import base_directory
-from zico.base.settings import HOST, PLAN_VARIABLE, kind_of
+from zico.base.settings import HOST, PLAN_VARIABLE, PROFILES_VARIABLE, kind_of
 from zico.base.units import format_bytes
 from zico.broker.devices import devices_here, has_usable_driver
 from zico.broker.outside import use_now
@@ -60,13 +60,15 @@ class Check:
     detail: str
 
 
-def plan_check(environ: Mapping[str, str] = os.environ) -> Iterator[Check]:
-    """Yield what ``ZICO_PLAN`` does, if it is set."""
-    value = environ.get(PLAN_VARIABLE)
-    if value == "off":
-        yield Check(PLAN_VARIABLE, passed=True, detail="off: heaps follow no plan; unset it to let them")
-    elif value:
-        yield Check(PLAN_VARIABLE, passed=False, detail=f"{value!r} has no effect: give off, or unset it")
+def switch_checks(environ: Mapping[str, str] = os.environ) -> Iterator[Check]:
+    """Yield what ``ZICO_PLAN`` and ``ZICO_PROFILES`` do, where they are set."""
+    switches = {PLAN_VARIABLE: "heaps follow no plan", PROFILES_VARIABLE: "jobs remember no earlier run"}
+    for variable, means in switches.items():
+        value = environ.get(variable)
+        if value == "off":
+            yield Check(variable, passed=True, detail=f"off: {means}; unset it to let them")
+        elif value:
+            yield Check(variable, passed=False, detail=f"{value!r} has no effect: give off, or unset it")
 
 
 def cuda_checks(environ: Mapping[str, str] = os.environ) -> Iterator[Check]:
@@ -302,7 +304,7 @@ def _checks(settings: Settings, argv: Sequence[str]) -> Iterator[Check]:
         yield _sharing(argv)
     regions = settings.budget_bytes.value // settings.region_bytes.value
     yield Check("budget", regions > 1, f"{regions} regions of {settings.region_bytes.value} bytes")
-    yield from plan_check()
+    yield from switch_checks()
 
 
 def _check_flags(argv: Sequence[str]) -> Check:

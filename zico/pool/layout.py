@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 17
+VERSION = 18
 MAX_JOBS = 64
 """A pool has at most so many jobs at a time: one bit each in ``JOB.waits_for``."""
 
@@ -192,7 +192,8 @@ class Job(Record):
     limit: I8  # regions that it may hold by a limit of its own, 0: none
     promised: I8  # the most that it could have held since it joined: what needs more is refused, less waits
     claim_extra: I8  # regions by which this iteration has exceeded its profile
-    outgrown: I8  # 1: the iteration is longer and holds more than any that the profile knows
+    outgrown: I4  # 1: the iteration is longer and holds more than any that the profile knows
+    remembered: I4  # 1: the profile is of the first iteration of an earlier run, and this one's goes on
     ahead_cap: I8  # bytes by which it may run ahead of its device (zico.pool.fences), 0: not tuned yet
     first_boundary_ns: I8  # when the first and the last iteration ended (throughput between them)
     last_boundary_ns: I8
@@ -266,7 +267,7 @@ class Member(Record):
     one: I8  # what is written to the pipe
     one_address: I8
     scratch: Annotated[Numbers, "i8", (7, MAX_JOBS)]  # the banker's arrays, the groups, who is given up
-    profiles_address: I8  # two CURVEs for each phase of this process's job (zico.pool.profiles)
+    profiles_address: I8  # CURVES CURVEs of this process's job (zico.pool.profiles)
     n_waits: I8  # waits that the last grant demands of the stream before it touches what was granted
     wait_pairs: Annotated[Numbers, "i4", (MAX_JOBS * STREAMS,)]
     wait_values: Annotated[Numbers, "i8", (MAX_JOBS * STREAMS,)]  # by pair, 0: none

@@ -254,6 +254,8 @@ def may_grant(pool: Member, me: Job, n: int) -> bool:
     exceeds = me.held + n > claim
     if exceeds and me.profiled == 1 and profile.is_outgrown(me.profile, me.progress, me.held + n, me.claim_peak):
         me.outgrown = 1
+    if exceeds and me.remembered == 1 and profile.is_above(me.claim_peak, me.held + n):
+        me.outgrown = 1
     if not profile_is_known(me):
         now_ns = monotonic_ns()
         if someone_else_grows_alone(pool, pool.job, now_ns) or not stays_safe(pool, pool.job, n, 0):

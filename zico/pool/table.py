@@ -20,10 +20,10 @@ from zico.base.records import view_at
 from zico.base.units import format_bytes
 from zico.device.api import close_descriptors
 from zico.device.host import HostDriver
-from zico.pool import boundaries, deaths, layout, living, mutex
+from zico.pool import boundaries, deaths, layout, living, mutex, profiles
 from zico.pool import regions as budgets
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NO_PAGES, NOBODY, REGION, JobState, Paused
-from zico.trace.phases import PHASES
+from zico.trace.phases import MARKED
 from zico.trace.profile import CURVE
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class PoolTable:
         self.header: Any = view_at(base, HEADER, 1)[0]
         self.jobs: Any = None
         self.member: Any = np.zeros(1, MEMBER)
-        self._profiles = np.zeros(2 * PHASES, CURVE)
+        self._profiles = np.zeros(profiles.CURVES, CURVE)
         self._notice_places(base)
 
     def _notice_places(self, base: int) -> None:
@@ -393,6 +393,18 @@ class PoolTable:
     def resume(self, job: int) -> None:
         """Let a paused job go on as any other."""
         boundaries.resume(self.member[0], job)
+
+    @property
+    def learned(self) -> Any:  # noqa: ANN401 - two CURVE records
+        """Return copies of what this process's job did: its first iteration, and its profile, flat if not known yet."""
+        job = self.jobs[int(self.member[0]["job"])]
+        usual = job["profile"] if job["phase"] == MARKED else self._profiles[MARKED]
+        return np.array([self._profiles[profiles.FIRST], usual], CURVE)
+
+    def remember(self, learned: Any) -> None:  # noqa: ANN401 - two CURVE records
+        """Let this process's job, which is in its first iteration, expect what ``learned`` of another run says."""
+        self._profiles[[profiles.FIRST, MARKED]] = learned
+        profiles.remember(self.member[0])
 
     def claim(self, job: int) -> int:
         """Return the most regions that a job may still come to hold in its iteration; no lock, for reports."""

@@ -84,6 +84,8 @@ UNPROFILED_SHIFT = 40
 _TYPICAL_SLACK_EVENTS = 8
 SLACK_SHIFT = 4
 """Iterations of a kind differ by at most a sixteenth, or by ``_TYPICAL_SLACK_EVENTS``."""
+_ALIKE_REGIONS = 2
+"""Regions that a peak may lie beside another run's: threads reorder allocations."""
 _DECAY_SHIFT = 3  # an eighth an iteration: a peak that does not come back is forgotten in about ten
 _GUARD_SHIFT = 5
 GUARD_BINS = (CURVE_BINS >> 1) >> _GUARD_SHIFT
@@ -186,6 +188,19 @@ def is_outgrown(profile: Curve, progress: int, held: int, most: int) -> bool:
 def is_typical(profile: Curve, n_events: int) -> bool:
     """Tell whether an iteration of ``n_events`` is the one that the profile describes."""
     return abs(n_events - profile.n_events) <= expected_end(profile) - profile.n_events
+
+
+@inlined
+def is_above(most: int, held: int) -> bool:
+    """Tell whether an iteration holds more than one that comes to hold ``most`` may."""
+    return bool(held > most + max(_ALIKE_REGIONS, most >> SLACK_SHIFT))
+
+
+@compiled
+def is_alike(profile: Curve, current: Curve) -> bool:
+    """Tell whether a finished iteration is the profile's by its length and by the most that it held."""
+    expected, found = peak(profile), peak(current)
+    return is_typical(profile, current.n_events) and not is_above(expected, found) and not is_above(found, expected)
 
 
 @compiled
