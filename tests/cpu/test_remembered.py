@@ -11,6 +11,7 @@ from cpu.support.members import Tenant, acquire, give_profile, grab, job_of, joi
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zico.broker.views import ProfileCache, pool_view
 from zico.heap.layout import GRANULE_BYTES
 from zico.job import remembered
 from zico.job.remembered import key_of
@@ -226,6 +227,17 @@ def test_a_peak_counts_as_the_length_does(tenant: Tenant) -> None:
         tenant.free(tenant.allocate(UNIT))
     tenant.mark()
     assert profile.is_flat(tenant.job["profile"])
+
+
+def test_a_first_iteration_is_followed_and_not_planned_for() -> None:
+    """Policies see the first curve while it is in use, and no plan is for it: plans are for usual iterations."""
+    with make_pool(30) as pool, joined(pool, 1) as (a,):
+        (unknown,) = pool_view(*pool.snapshot(), 0, ProfileCache()).jobs
+        assert (unknown.profile, unknown.in_main_phase) == (None, True)
+        a.remember(sound(peak=4))
+        (known,) = pool_view(*pool.snapshot(), 0, ProfileCache()).jobs
+        assert known.profile is not None
+        assert (known.profile.peak, known.in_main_phase) == (4, False)
 
 
 def test_nobody_relies_on_a_job_that_holds_more_than_it_remembers() -> None:
