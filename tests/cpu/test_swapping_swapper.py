@@ -98,6 +98,18 @@ def test_without_a_plan_what_was_saved_first_leaves_when_memory_is_nearly_full()
     assert job.gauge.live <= 8 * SIZE
 
 
+def test_without_a_plan_a_use_brings_back_all_that_was_saved_before_it_and_has_room() -> None:
+    """However many tensors that are."""
+    job = Job(100 * SIZE)
+    for i in range(6):
+        job.save(bytes([i]) * SIZE)
+    job.swapper.make_room(5 * SIZE)
+    assert job.swapper.settle(DEADLINE_S)
+    assert [array.place is Place.AWAY for array in job.saved] == [True] * 5 + [False]
+    assert job.use() == bytes([5]) * SIZE
+    assert [array.place is Place.AWAY for array in job.saved] == [False] * 5
+
+
 def test_a_plan_is_made_of_two_iterations_that_are_alike_and_followed() -> None:
     """From then on planned ones leave as they are saved, and the same come back before they are used."""
     job = Job(6 * SIZE)

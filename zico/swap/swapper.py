@@ -47,13 +47,12 @@ FULL_SHARE = 0.85
 """Without a plan: of what the job may hold, above which idle tensors leave before anybody waits."""
 ROOM_SHARE = 0.9
 """Without a plan: of what the job may hold, up to which tensors come back before they are needed."""
-AHEAD = 2
-"""Without a plan: tensors that come back ahead of their use at a time."""
 LANDING_S = 1.0
 """Seconds. No copy from a useful tier takes longer, and no wait for the device to tell what may go."""
 FORK_S = 60.0
 """Longest that a fork waits for copies on their way, and a parent for its child's."""
 _LOOK_BACK = 16
+"""Without a plan: of so many tensors that became idle before one that is used, those come back that have room."""
 MOST_EVENTS = 1 << 17
 """Of an iteration; beyond that something else is going on."""
 
@@ -272,16 +271,12 @@ class Swapper:
     def _fetch_before(self, number: int) -> None:
         """Bring back what became idle before, as long as there is room for it."""
         room = int(ROOM_SHARE * self._job.cap_bytes()) - self._job.live_bytes()
-        ahead = 0
         for earlier in range(number - 1, max(number - _LOOK_BACK, 0) - 1, -1):
             idle = self._at(earlier)
             if idle is None or idle.place in (Place.HERE, Place.LEAVING):
                 continue
             room -= idle.size_bytes
             if room < 0 or not self._mover.fetch(idle):
-                return
-            ahead += 1
-            if ahead == AHEAD:
                 return
 
     def _send(self, wanted_bytes: int) -> int:
