@@ -209,7 +209,7 @@ bench-pairs-saving: setup ## Train pairs that save memory in half of the sum of 
 	$(BIN)/python benchmarks/auto_turns.py $(INTO)
 	$(BIN)/python benchmarks/colocation.py --name colocation-saving --share 50 --policy zico --policy serial --save auto --save swap --save page --repeat 1 --seconds 75 --warm-up 5 $(INTO)
 
-bench-idle: setup ## Train jobs that leave the device idle together, and one after the other (45 minutes)
+bench-idle: setup ## Train jobs that leave the device idle together, and one after the other (50 minutes)
 	$(BIN)/python benchmarks/idle_jobs.py $(INTO)
 
 bench-threads: setup ## Train jobs whose threads allocate, with the pool's one lock and without (6 minutes)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -48,7 +49,7 @@ class Images:
         samples = [digits[index] for index in range(len(digits))]
         self.images = torch.stack([image for image, _ in samples])
         self.labels = torch.stack([label for _, label in samples])
-        self._batches = iter(example.ShuffledBatches(len(digits), [options.batch] * options.iterations, options.seed))
+        self._batches = iter(example.ShuffledBatches(len(digits), itertools.repeat(options.batch), options.seed))
 
     def next(self) -> tuple[Tensor, Tensor]:
         """Wait for the next batch and return it."""
@@ -161,8 +162,8 @@ KINDS: dict[str, tuple[Callable[[argparse.Namespace], Iterator[float]], dict[str
     "input": (input_bound, {"wait": 0.6, "depth": 110, "batch": 384}),
     "light": (input_bound, {"wait": 0.25, "depth": 20, "batch": 128}),
     "recurrent": (recurrent, {"batch": 48}),
-    "notebook": (notebook, {"pause": 2.5, "depth": 56, "batch": 384}),
-    "evaluating": (evaluating, {"pause": 1.5, "depth": 56, "batch": 384}),
+    "notebook": (notebook, {"pause": 1.5, "depth": 32, "batch": 384}),
+    "evaluating": (evaluating, {"pause": 1.0, "depth": 32, "batch": 384}),
     "rl": (reinforcement, {"wait": 0.05}),
 }
 """What each kind does, and its defaults."""

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 QUESTION = "When does sharing pay, against one job after the other with the whole machine?"
-TINY = ("--depth", "20", "--batch", "256", "--wait", "0.1")
+TINY = {
+    "input": ("--depth", "20", "--batch", "256", "--wait", "0.1"),
+    "light": ("--depth", "8", "--wait", "0.1"),
+    "recurrent": ("--batch", "8"),
+    "notebook": ("--depth", "8", "--batch", "256", "--pause", "0.1"),
+    "evaluating": ("--depth", "8", "--batch", "256", "--pause", "0.1"),
+    "rl": ("--wait", "0.005"),
+}
+"""What a smoke run tells each kind."""
 HEADLINE = ("two input-bound", "four input-bound", "eight light")
 
 
@@ -47,25 +55,31 @@ class Asked:
 
 
 def groups(*, smoke: bool) -> list[Asked]:
-    """Return the groups; a smoke run's is tiny."""
+    """Return the groups; those of a smoke run are tiny, behind one of three that has a goal."""
 
-    def group(name: str, *kinds: str, arguments: tuple[str, ...] = ()) -> colocation.Group:
+    def group(name: str, *kinds: str) -> colocation.Group:
         jobs = [
-            Job(f"{kind}-{seed}", "benchmarks/idle_job.py", (kind, *arguments, "--seed", str(seed)))
+            Job(
+                f"{kind}-{seed}",
+                "benchmarks/idle_job.py",
+                (kind, *(TINY[kind] if smoke else ()), "--seed", str(seed)),
+            )
             for seed, kind in enumerate(kinds, 1)
         ]
         return colocation.Group(name, tuple(jobs))
 
-    if smoke:
-        return [Asked(group("three tiny", *["input"] * 3, arguments=TINY), 70, 1.5, seconds=4.0, warm_up=1)]
-    return [
+    asked = [
         Asked(group(HEADLINE[0], *["input"] * 2), 70, 1.55, 0.95, seconds=40, warm_up=together.WARM_UP),
         Asked(group(HEADLINE[1], *["input"] * 4), 60, 2.75, seconds=60, warm_up=together.WARM_UP),
         Asked(group(HEADLINE[2], *["light"] * 8), 60, 4.0, seconds=30, warm_up=together.WARM_UP),
-        Asked(group("two recurrent", *["recurrent"] * 2), 70, seconds=30, warm_up=together.WARM_UP),
-        Asked(group("notebook and evaluating", "notebook", "evaluating"), 70),
-        Asked(group("rl and input-bound", "rl", "input"), 70),
+        Asked(group("two recurrent", *["recurrent"] * 2), 70, seconds=20, warm_up=together.WARM_UP),
+        Asked(group("notebook and evaluating", "notebook", "evaluating"), 70, seconds=18, warm_up=2),
+        Asked(group("rl and input-bound", "rl", "input"), 70, seconds=16, warm_up=4),
     ]
+    if smoke:
+        asked = [Asked(group("three tiny", *["input"] * 3), 70, 1.5), *asked]
+        asked = [dataclasses.replace(one, seconds=4.0, warm_up=1) for one in asked]
+    return asked
 
 
 def plan(asked: Asked) -> list[Configuration]:
@@ -138,14 +152,17 @@ def main() -> int:
     parser = common.parser(__doc__)
     parser.add_argument("--repeat", type=int, default=3, help="rounds")
     parser.add_argument("--name", default="idle_jobs", help="of the files of results")
-    parser.add_argument("--group", action="append", help=f"such as {', '.join(HEADLINE)} (default: all)")
+    parser.add_argument(
+        "--group", action="append", help=f"such as {HEADLINE[0]} (default: all; with --smoke three tiny)"
+    )
     options = parser.parse_args()
     repeat = 1 if options.smoke else options.repeat
     known = groups(smoke=options.smoke)
     unknown = set(options.group or ()) - {asked.group.name for asked in known}
     if unknown:
         parser.error(f"no such group: {', '.join(sorted(unknown))}; there are {', '.join(a.group.name for a in known)}")
-    chosen = [asked for asked in known if not options.group or asked.group.name in options.group]
+    chosen = [asked for asked in known if asked.group.name in (options.group or ())]
+    chosen = chosen or (known[:1] if options.smoke else known)
     result = common.document(options.name, QUESTION, {"repeat": repeat})
     result["groups"] = {}
     directory = common.output_directory(options)

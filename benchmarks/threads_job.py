@@ -11,6 +11,7 @@ turns. The same seeds and threads give the same losses.
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import time
 from collections import deque
@@ -51,8 +52,8 @@ def enlarged(images: Tensor) -> Tensor:
 
 
 def batches(length: int, batch: int) -> Iterator[list[int]]:
-    """Return the indices of each batch, without an end that a run would reach."""
-    return iter(example.ShuffledBatches(length, [batch] * 10**6, seed=1))
+    """Return the indices of each batch, without an end."""
+    return iter(example.ShuffledBatches(length, itertools.repeat(batch), seed=1))
 
 
 def resnet(depth: int) -> tuple[nn.Module, torch.optim.Optimizer]:

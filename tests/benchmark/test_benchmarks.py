@@ -134,6 +134,16 @@ def test_idle_jobs_smoke_compares_with_one_after_the_other(tmp_path: Path) -> No
     assert group["summary"]["zico 70 %"]["losses_equal"]
 
 
+@pytest.mark.parametrize("kind", ["notebook", "evaluating", "recurrent", "rl"])
+def test_an_idle_job_does_as_many_iterations_as_it_is_told(kind: str, tmp_path: Path) -> None:
+    """A cell, an epoch, a text or a rollout counts as one, however many batches and steps it has."""
+    size = ("--depth", "8", "--batch", "16", "--pause", "0")
+    done = run_script("idle_job.py", kind, *size, "--iterations", "2", "--losses", str(tmp_path / "losses"))
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((tmp_path / "losses").read_text())) == 2
+    assert done.stdout.count("iteration ") == 2
+
+
 def test_threads_smoke_bounds_what_the_lock_costs(tmp_path: Path) -> None:
     """A smoke run of threads.py takes each pair of a job as dear as those of as many threads that do nothing else."""
     done = run_script("threads.py", "--smoke", "-o", str(tmp_path))
