@@ -7,6 +7,7 @@ import json
 import os
 import re
 import select
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from support.harness import ANSWER_S, PATIENCE_S, Pool, Value, clean_environment, until, warm
+from support.harness import ANSWER_S, PATIENCE_S, Pool, Value, clean_environment, compile_once, until, warm
 from zico.broker.saving import Wish
 from zico.launch.jobs import job_environment
 from zico.pool.layout import JobState
@@ -131,6 +132,38 @@ def alone(*arguments: object, fresh: bool = False) -> Script:
     """Start the same Python process without Zico."""
     environment = clean_environment() | {"PYTHONUNBUFFERED": "1"}
     return Script([str(argument) for argument in arguments], environment, fresh=fresh)
+
+
+def zico_run(
+    directory: Path, *options: str, commands: Mapping[str, Sequence[object]], **environ: str
+) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
+    """Run Python commands as jobs of these names by ``zico run``, to their ends; fail unless all end well.
+
+    Args:
+        directory: Of the run, which leaves its report there.
+        options: Of the command, but for regions, which are of 1 MiB.
+        commands: What each job's interpreter is told.
+        environ: What the jobs see besides.
+
+    Returns:
+        The report, and what has ended.
+    """
+    compile_once()
+    report = directory / "report.json"
+    words = ["--quiet", "--region", "1MiB", "--json", str(report), *options]
+    words += [word for name in commands for word in ("--name", name)]
+    words += [shlex.join([sys.executable, *map(str, command)]) for command in commands.values()]
+    done = subprocess.run(
+        [sys.executable, "-m", "zico", "run", *words],
+        env=clean_environment() | {"XDG_RUNTIME_DIR": str(directory)} | environ,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(report.read_text()), done
 
 
 def place_of(pool: Pool, name: str, script: Script) -> int:

@@ -2,10 +2,11 @@
 
     ranks_job.py LOSSES [spawn | fork | held | launched | workers | parent]
 
-``spawn`` and ``fork`` start two ranks themselves; a rank that is forked imports nothing. ``held``
-forks them while it holds a tensor. ``launched`` is one that torchrun has started. ``workers`` is one
-process that trains with a loader's worker. ``parent`` holds a tensor, and starts a process that
-trains. Rank N writes the bits of its losses, its number and its group to LOSSES.N.
+``spawn`` and ``fork`` start two ranks themselves; a rank that is forked imports nothing, not even
+what its first optimizer loads. ``held`` forks them while it holds a tensor. ``launched`` is one that
+torchrun has started. ``workers`` is one process that trains with a loader's worker. ``parent`` holds
+a tensor, and starts a process that trains. Rank N writes the bits of its losses, its number and its
+group to LOSSES.N.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,8 @@ def main(losses: str, how: str) -> None:
     if how in ("spawn", "fork", "held"):
         kept = torch.ones(BATCH, FEATURES) if how == "held" else None
         method = "spawn" if how == "spawn" else "fork"
+        if method == "fork":
+            import_module("torch._dynamo")
         torch.multiprocessing.start_processes(train, (losses, f"{losses}.store"), nprocs=WORLD, start_method=method)
         assert kept is None or kept.all()
     elif how == "launched":
