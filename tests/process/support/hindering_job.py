@@ -1,4 +1,4 @@
-"""A job without a framework: iterations of 20 ms, and of 100 ms while another one of its kind lives.
+"""A job without a framework: iterations of 10 ms, and of 50 ms while another one of its kind lives.
 
 ``hindering_job.py DIRECTORY host|cuda [ITERATIONS]``. Two such jobs together do two fifths of what one does.
 """
@@ -16,7 +16,7 @@ from zico.heap import allocator
 from zico.heap.cuda.on_stream import allocate_on, free_on
 from zico.job.session import attach, step
 
-ALONE_S, BESIDE_S = 0.02, 0.1
+ALONE_S, BESIDE_S = 0.01, 0.05
 
 
 def take(slot: TextIO) -> bool:
