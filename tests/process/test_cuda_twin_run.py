@@ -214,10 +214,15 @@ def test_a_broker_without_mps_says_so_where_mps_is_asked_for(twin: dict[str, str
     assert "which has mps off and not on (ZICO_MPS): leave that out" in script
 
 
+IMPATIENT = "if 'run' in sys.orig_argv:\n    from zico.launch import mps\n    mps.QUIT_S = 0.5\n"
+"""A run's own process waits for its daemon's end for less long."""
+
+
 def test_after_ctrl_c_the_daemon_is_gone(twin: dict[str, str], notes: Path, tmp_path: Path) -> None:
     """An interrupted run ends its daemon too, even one that does not quit when it is told to."""
     fake_mps.install(tmp_path / "bin", "deaf")
-    with ZicoRun(*ON_GPU, "--mps", python(FOREVER), **twin) as run:
+    impatient = environment(tmp_path / "impatient", IMPATIENT, total_bytes=256 * MIB)
+    with ZicoRun(*ON_GPU, "--mps", python(FOREVER), **twin | impatient) as run:
         run.read_until("a | here")
         run.process.send_signal(signal.SIGINT)
         code = run.finish()
