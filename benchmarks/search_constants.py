@@ -79,20 +79,15 @@ SWEPT = 16
 """Jobs of a sweep."""
 MOST = 6
 """Of them at once."""
-NEVER = 1e9
 JOBS, DEGREES, SWEEPS = ("right", "wrong"), ("degree",), ("sweep", "ends")
 CHANGES: tuple[tuple[ModuleType, str, tuple[str, ...], tuple[float, ...]], ...] = (
     (shares, "RANK", JOBS, (1.0, 3.0, 24.0)),
     (plan_search, "_UNFAIR", JOBS, (2.0, 30.0)),
     (rules, "FADE_ITERATIONS", JOBS, (8.0, 32.0)),
     (plan, "_PASSED_OVER", JOBS, (0, 1, 6)),
-    (learning, "_DOUBT", JOBS, (0.02, 0.08, NEVER)),
-    (learning, "_HOPELESS", JOBS, (0.0, 0.5, 0.9)),
     (learning, "LOOK_ROUNDS", JOBS, (4, 16)),
     (learning, "BETTER_BY", JOBS, (0.0, 0.004, 0.016)),
     (tuning, "_TRIAL", DEGREES, (2, 8)),
-    (tuning, "_GAIN", DEGREES, (25, 100, int(NEVER))),
-    (tuning, "_WORTH", DEGREES, (20, 50, 200, int(NEVER))),
     (room, "WORTH", SWEEPS, (0.0, 0.125, 0.5)),
 )
 

@@ -12,8 +12,7 @@ Theory of operation
 
     A way that was not tried is worth what it promised: so whatever promises more than what is had
     gets its trial, a bad one is left within a few rounds, and in the end the one is used that gives
-    the most. Where a way gives noticeably less than it promised, profiles are wrong and promises
-    count for nothing: every way is tried that is not hopeless.
+    the most.
 
     What a way gives is the time that jobs do not wait. Iterations that take longer for another
     reason, such as a neighbour on the machine, count neither for nor against it.
@@ -35,9 +34,6 @@ MOST_JOBS = 64
 """Of so many jobs it is measured what they get."""
 PROMISE_ROUNDS = 12.0
 """A round is an iteration of the longest job; a promise counts as much as so many of use."""
-_DOUBT = 0.04  # a way that gives so much less than it promised was promised by wrong profiles
-_UNTRIED = 2.0  # what an untried way is worth then: more than any that was tried
-_HOPELESS = 0.75  # of what the way in use promised: that much is not made up by wrong profiles
 LOOK_ROUNDS = 8
 """The way in use is measured once in so many rounds. After a change half as many are not measured."""
 _FORGETS = 0.01  # of what a way gave, at each look while another is used: some day it gets another trial
@@ -69,7 +65,6 @@ class Learnt(Record):
     n_ways: I8
     ways: Annotated[Records[WayRecord], WayRecord, (MOST_WAYS,)]
     used: I8
-    doubted: I8  # promises are
     since_ns: I8  # what was waited until then is counted
     counts: I8  # 0: from then on nothing is, until things have settled
     waited_ns: Annotated[Numbers, "i8", (MOST_JOBS,)]  # by each job, until then
@@ -108,10 +103,9 @@ def _gave(known: Learnt, snapshot: Snapshot, way: WayRecord) -> float:
 def _value(known: Learnt, snapshot: Snapshot, way: WayRecord) -> float:
     """Return what a way is worth: the mean of what it promised and gave."""
     if way.rounds == 0.0:
-        hopeless = way.promise < _HOPELESS * known.ways[known.used].promise
-        return _UNTRIED if known.doubted and not hopeless else way.promise
-    counts = 0.0 if known.doubted else PROMISE_ROUNDS
-    return (way.promise * counts + _gave(known, snapshot, way) * way.rounds) / (counts + way.rounds)
+        return way.promise
+    gave = _gave(known, snapshot, way)
+    return (way.promise * PROMISE_ROUNDS + gave * way.rounds) / (PROMISE_ROUNDS + way.rounds)
 
 
 @compiled
@@ -158,9 +152,6 @@ def _count(known: Learnt, snapshot: Snapshot) -> None:
 def _changes(known: Learnt, snapshot: Snapshot) -> bool:
     """Use the way that is worth the most, if it is worth noticeably more; tells whether that is another one."""
     best = known.used
-    used = known.ways[best]
-    if used.rounds > PROMISE_ROUNDS and used.promise - _gave(known, snapshot, used) > _DOUBT * used.promise:
-        known.doubted = 1
     worth = _value(known, snapshot, known.ways[best]) + BETTER_BY
     for i in range(known.n_ways):
         way = known.ways[i]
