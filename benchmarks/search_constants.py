@@ -88,7 +88,7 @@ CHANGES: tuple[tuple[ModuleType, str, tuple[str, ...], tuple[float, ...]], ...] 
     (learning, "LOOK_ROUNDS", JOBS, (4, 16)),
     (learning, "BETTER_BY", JOBS, (0.0, 0.004, 0.016)),
     (tuning, "_TRIAL", DEGREES, (2, 8)),
-    (room, "WORTH", SWEEPS, (0.0, 0.125, 0.5)),
+    (room, "WORTH", SWEEPS, (0.0, 0.0625, 0.25, 0.5)),
 )
 
 

@@ -76,9 +76,10 @@ def test_a_job_that_has_another_name_in_the_pool_is_known() -> None:
 
 
 def test_a_job_that_would_only_wait_does_not_start() -> None:
-    """Peaks that need not meet leave room for one more; those that last all the time do not."""
+    """Peaks that need not meet leave room for one more; those that last all or most of the time do not."""
     a, b, _, _ = JOBS
     assert ask(room(), b, [a], record({"x=0": LOW_AND_HIGH}, 11))
+    assert ask(room(), b, [a], record({"x=0": [*[8] * 17, *[2] * 3]}, 11)), "20 in the time of 17"
     assert not ask(room(), b, [a], record({"x=0": ALWAYS_HIGH}, 11))
 
 

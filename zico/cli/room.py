@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _NS_A_SECOND = 1e9
 PATIENCE_S = 120.0
 """A job's profile is waited for so long after its start."""
-WORTH = 0.25
+WORTH = 0.125
 """One more job that makes others wait must add so much to the common throughput, as a share of a job's alone."""
 
 
