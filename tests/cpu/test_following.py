@@ -95,6 +95,14 @@ def test_a_repeated_iteration_is_planned_and_followed(loop: Loop) -> None:
     assert loop.tenant.record[0]["planning"]["followed"] == 1
 
 
+def test_an_iteration_of_two_tensors_is_planned_too(loop: Loop) -> None:
+    """A plan may be of any number of tensors."""
+    steps: list[Step] = [("map", 3), ("temporary", 2), ("temporary", -1), ("map", -1)]
+    loop.learn(steps)
+    assert loop.planned == {"map", "temporary"}
+    assert loop.tenant.record[0]["planning"]["followed"] == 1
+
+
 def test_a_followed_plan_holds_no_more_than_learned_classes_do(loop: Loop) -> None:
     """The most regions that an iteration holds by plan are at most those it held before there was a plan."""
     steps = training(16)

@@ -142,8 +142,6 @@ def learn(heap: HeapRecord, job: Job, entry: int, lived_events: int, same_iterat
 
 # -- plans -----------------------------------------------------------------------------------------
 
-_FEW = 8
-"""Fewer tensors over the threshold are not worth a plan."""
 _PATIENCE = 3
 """So many iterations in a row differ from the plan before a new one is asked for. It is made for
 the second of them, since the first may hold the change, or the program's set-up."""
@@ -277,7 +275,7 @@ def end_iteration(heap: HeapRecord, iteration: int, counts: bool) -> None:  # no
 @inlined
 def _ask(heap: HeapRecord, final: Log, iteration: int) -> None:
     """Hand a finished log to the planner, unless it has one."""
-    if heap.planning.fd < 0 or heap.planning.asked != 0 or not _FEW <= final.n < MAX_LIFETIMES:
+    if heap.planning.fd < 0 or heap.planning.asked != 0 or not 0 < final.n < MAX_LIFETIMES:
         return
     source = _lifetimes(final)
     copy = _lifetimes(heap.planning.handed)

@@ -110,7 +110,9 @@ START_BYTES = 256 << 20
 """A job's bound begins at four regions of the default size: a few doublings reach any other."""
 LEAST_BYTES = 64 << 20
 """No bound is below one region of the default size: jobs with small regions run as far ahead."""
-_LOSS_SHIFT = 2  # gentler than the growth: too low a bound idles a device, too high a one only delays a neighbour
+_LOSS_SHIFT = 2
+"""The least shift that takes back less than a doubling has given. Too low a bound idles a device, too high a one only
+delays a neighbour."""
 
 
 @compiled

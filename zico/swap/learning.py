@@ -45,13 +45,14 @@ _MARGIN_STEP = 0.02
 _MARGIN_GROWTH = 1.5
 """Times which the margin on the host grows with each iteration that waits."""
 MOST_MARGIN = 0.2
-CALM_ITERATIONS = 8
+"""A heap holds up to 1.24 times what lives in it (benchmarks/results/held.md): so much of that lies between tensors."""
+CALM_ITERATIONS = 2 * (1 + _TENSE_ITERATIONS)
 """For which the margin stays, before others hear how the job could go on with less: what it can do by itself comes
-first. The greatest margin stays anyway."""
+first. Two margins could have been judged by then. The greatest margin stays anyway."""
 TRIAL_ITERATIONS = 7
 """For which each of several planners is followed, before the fastest is kept."""
-WORTH_SHARE = 0.02
-"""Of an iteration's time: where less is lost by the first planner, no other is tried."""
+WORTH_SHARE = _SLOWER - 1
+"""Of an iteration's time: where the first planner loses less, no other is tried. It could not clearly be faster."""
 _FASTER_SHARE = 0.9
 """An iteration that takes less than this share of the time of the one that was planned for is a better model."""
 

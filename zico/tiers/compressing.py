@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 18
 """A piece fits a processor's second cache."""
 WORTH = 0.9
-"""What takes a larger share of its size is not worth the time."""
+"""What takes a larger share of its size is not worth the time. Saved tensors take at most .69, or .93 and more
+(benchmarks/results/gist.md)."""
 _HEAD_BYTES = 4
 _LENGTH_BITS = 24
 _LENGTH_MASK = (1 << _LENGTH_BITS) - 1
