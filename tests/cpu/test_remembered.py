@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 UNIT = GRANULE_BYTES  # a region, so that every tensor shows in what is held
 ROOM = 64
 WEIGHTS, LAYERS = 3, 12
-COMMAND = ["-u", "/home/a/train.py", "--batch=32", "--out=/tmp/run-1/loss.json"]
+COMMAND = ["-u", "/srv/a/train.py", "--batch=32", "--out=/tmp/run-1/loss.json"]
 
 
 def sound(peak: int = 9, n: int = 4) -> Any:  # noqa: ANN401 - two CURVE records
