@@ -116,10 +116,14 @@ def change(module: ModuleType, name: str, value: float) -> None:
     """Give a constant another value, in compiled code and in every module of Zico that has it by its name."""
     at = NAMES.index(name)
     before = getattr(module, name)
-    kind, held = (Whole, ctypes.c_int64) if isinstance(before, int) else (Fraction, ctypes.c_double)
-    made = kind(value)
+    made: Whole | Fraction
+    if isinstance(before, int):
+        made = Whole(value)
+        ctypes.c_int64.from_buffer(_MEMORY, 8 * at).value = int(value)
+    else:
+        made = Fraction(value)
+        ctypes.c_double.from_buffer(_MEMORY, 8 * at).value = value
     made.at = at
-    held.from_buffer(_MEMORY, 8 * at).value = made
     for other in [one for known, one in sys.modules.items() if known.startswith("zico.")]:
         if vars(other).get(name) is before:
             setattr(other, name, made)
