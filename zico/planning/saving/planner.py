@@ -2,7 +2,7 @@
 
 Theory of operation
     A *start* is an order of operations in which results are made again. They are all that can be,
-    those that are cheap for their bytes, or those that a run evicts when memory is full.
+    a set that is changed in steps, or those that a run evicts when memory is full.
     ``_pruned`` leaves repeats out, the dearest first, as long as the limit is kept. The load of
     each step is kept while it does so: leaving a repeat out changes it only between the use before
     and the repeat. Where no start keeps the limit, the best are disturbed: repeats are put back at
@@ -203,8 +203,6 @@ class Starts(NamedTuple):
 _STARTS = 32
 _MOST_RUNS = 6
 """An order has at most so many entries for each operation."""
-_WORTHS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
-"""Starts drop these shares of the bytes that can be dropped, the cheapest for their bytes first."""
 _SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _BEST_SEGMENTS = 3
 _LOWER = (1.0, 0.85, 0.7, 0.5)
@@ -230,39 +228,19 @@ def _note(starts: Starts, length: int) -> None:
 
 @compiled
 def _drop(of: Given, starts: Starts, work: Int64s) -> None:
-    """Write orders in which results are dropped for their longest pause.
-
-    All, those that are cheap for their bytes, and what changes in steps find.
-    """
+    """Write orders in which results are dropped for their longest pause: all, and what changes in steps find."""
     n, dear_ns = len(of.bytes), _dear_ns(of)
-    worth, returns, total = np.empty(n, np.float64), np.zeros(n, np.bool_), 0
+    returns = np.zeros(n, np.bool_)
     for result in range(n):
         returns[result] = can_return(of, result)
-        worth[result] = -of.bytes[result] / max(of.cost[of.maker[result]], 1)
-        total += of.bytes[result] * returns[result]
-    if total == 0:
+    if not returns.any():
         return
     _note(starts, order_of(of, returns, starts.order[starts.number[0]]))
     dropped = np.zeros(n, np.bool_)
-    best, least = dropped.copy(), np.inf
-    ranked = np.argsort(worth, kind="mergesort")
-    for share in _WORTHS:
-        dropped[:], left = False, share * total
-        for result in ranked:
-            if returns[result] and left > 0:
-                dropped[result] = True
-                left -= of.bytes[result]
-        _note(starts, order_of(of, dropped, starts.order[starts.number[0]]))
-        cost = cost_of(of, _full(of, _whole(starts, starts.number[0] - 1)), of.numbers[LIMIT], dear_ns)
-        work[DONE] += 150 * len(of.rest)
-        if cost < least:
-            best, least = dropped.copy(), cost
     begun, which = work[DONE], np.flatnonzero(returns)
     for turn in range(3):
         if turn < 2:  # noqa: PLR2004 - the last one goes on with what the second has found, bytes being dearer
             dropped[:] = False
-        if turn == 0:
-            dropped |= best
         until = begun + (work[MOST] - begun) * (turn + 1) // 4
         dropping(of, dropped, which, dear_ns * 10 if turn > 1 else dear_ns, until, work)
         _note(starts, order_of(of, dropped, starts.order[starts.number[0]]))
