@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shlex
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.harness import EXAMPLES, FRAMEWORK, MIB, PATIENCE_S, clean_environment, compile_once
-from support.scripts import alone
+from support.harness import EXAMPLES, FRAMEWORK, MIB, PATIENCE_S, compile_once
+from support.scripts import alone, zico_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,25 +34,6 @@ def arguments(name: str, losses: Path) -> list[str]:
     return [*map(str, COMMANDS[name]), "--iterations", str(ITERATIONS), "--losses", str(losses)]
 
 
-def run_together(names: tuple[str, ...], directory: Path) -> dict[str, Any]:
-    """Run jobs with ``zico run`` and return its report."""
-    commands = [shlex.join([sys.executable, *arguments(name, directory / f"{name}.together")]) for name in names]
-    report = directory / "report.json"
-    named = [word for name in names for word in ("--name", name)]
-    options = ["--quiet", "--budget", f"{BUDGET_BYTES // MIB}MiB", "--region", "1MiB", "--json", str(report)]
-    done = subprocess.run(
-        [sys.executable, "-m", "zico", "run", *options, *named, *commands],
-        env=clean_environment() | {"XDG_RUNTIME_DIR": str(directory)},
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    read: dict[str, Any] = json.loads(report.read_text())
-    return read
-
-
 def losses(path: Path) -> list[str]:
     """Return the losses that a job has written, as bits in hexadecimal."""
     read: list[str] = json.loads(path.read_text())
@@ -73,7 +51,8 @@ def test_two_jobs_together_have_the_losses_of_each_alone(pair: tuple[str, str], 
         alone(*arguments(pair[1], tmp_path / f"{pair[1]}.alone")) as second,
     ):
         assert [process.finish().returncode for process in (first, second)] == [0, 0]
-    report = run_together(pair, tmp_path)
+    commands = {name: arguments(name, tmp_path / f"{name}.together") for name in pair}
+    report, _ = zico_run(tmp_path, "--budget", f"{BUDGET_BYTES // MIB}MiB", commands=commands)
     for name in pair:
         assert losses(tmp_path / f"{name}.together") == losses(tmp_path / f"{name}.alone"), name
     pool, jobs = report["pool"], report["jobs"]

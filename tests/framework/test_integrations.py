@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-from support.harness import MIB, PATIENCE_S, clean_environment, compile_once
-from support.scripts import alone
+from support.harness import MIB, PATIENCE_S
+from support.scripts import alone, zico_run
 
 from zico.integrations.figures import LOGGED, PREFIX
 
@@ -59,22 +56,9 @@ def last_value(output: str) -> Any:  # noqa: ANN401 - a Python literal
 
 def run(directory: Path, scripts: dict[str, Path], *options: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Run scripts by ``zico run``; returns the figures of each job and its output by its name."""
-    compile_once()
-    report = directory / "report.json"
-    named = [word for name in scripts for word in ("--name", name)]
-    commands = [f"{sys.executable} {path}" for path in scripts.values()]
-    fixed = ["--quiet", "--region", "1MiB", "--json", str(report)]
-    done = subprocess.run(
-        [sys.executable, "-m", "zico", "run", *fixed, *options, *named, *commands],
-        env=clean_environment() | {"XDG_RUNTIME_DIR": str(directory)},
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    jobs = {job["name"]: job for job in json.loads(report.read_text())["jobs"]}
+    commands = {name: (path,) for name, path in scripts.items()}
+    report, done = zico_run(directory, *options, commands=commands)
+    jobs = {job["name"]: job for job in report["jobs"]}
     lines = [line.partition("| ") for line in done.stdout.splitlines()]
     return jobs, {name: "\n".join(text for who, _, text in lines if who.strip() == name) for name in scripts}
 
