@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -23,16 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BUDGET = "256MiB"
+SCRIPT = str(FRAMEWORK / "front_door.py")
 
 
 class Plain(Script):
     """A plain script in a terminal of its own."""
 
-    def __init__(self, framework: str, runtime: Path, **environ: str) -> None:
+    def __init__(self, framework: str, runtime: Path, *, fresh: bool = False, **environ: str) -> None:
         """Start it; nothing of its environment is Zico's but what is said here."""
         base = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime), "PYTHONPATH": str(FRAMEWORK)}
         base.pop("ZICO", None)
-        super().__init__([str(FRAMEWORK / "front_door.py"), framework], base | environ, fresh=True)
+        super().__init__([SCRIPT, framework], base | environ, loaded="" if fresh else "bare torch", fresh=fresh)
 
     def ask(self, line: str) -> Any:  # noqa: ANN401 - JSON
         """Return its answer."""
@@ -53,6 +55,14 @@ def runtime() -> Iterator[Path]:
     assert not left, "a broker has stayed"
 
 
+@functools.cache
+def losses_alone() -> Any:  # noqa: ANN401 - JSON
+    """Return the losses of five steps without Zico."""
+    with Script([SCRIPT, "torch"], clean_environment(), loaded="bare torch") as lonely:
+        lonely.tell("train 5")
+        return json.loads(lonely.line())
+
+
 def brokers(runtime: Path) -> list[psutil.Process]:
     """Return the brokers whose sockets are there."""
     found = []
@@ -65,12 +75,10 @@ def brokers(runtime: Path) -> list[psutil.Process]:
 
 def test_two_plain_scripts_share_one_pool_that_ends_with_the_last_of_them(runtime: Path) -> None:
     """PyTorch in one terminal and Keras in another, each with its own losses; who starts the broker may end first."""
-    with alone(FRAMEWORK / "front_door.py", "torch", fresh=True) as lonely:
-        lonely.tell("train 5")
-        expected = json.loads(lonely.line())
-    with Plain("torch", runtime, ZICO_BUDGET=BUDGET) as first:
+    expected = losses_alone()
+    with Plain("torch", runtime, fresh=True, ZICO_BUDGET=BUDGET) as first:
         assert first.ask("train 5") == expected
-        with Plain("keras", runtime) as second:
+        with Plain("keras", runtime, fresh=True) as second:
             assert len(second.ask("train 3")) == 3
             assert first.ask("train 5") == expected
             figures = [script.ask("status") for script in (first, second)]
@@ -170,12 +178,8 @@ def daemon(runtime: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_daemon_that_is_killed_and_started_again_keeps_the_jobs_of_zico_run_and_of_scripts(runtime: Path) -> None:
     """Both join its pool, lose their broker half-way, get the next one, and compute the same bits as alone."""
-    with (
-        alone(FRAMEWORK / "front_door.py", "torch", fresh=True) as lonely,
-        alone(*TRAINING, fresh=True) as trainer,
-    ):
-        lonely.tell("train 5")
-        expected = json.loads(lonely.line())
+    expected = losses_alone()
+    with alone(*TRAINING) as trainer:
         losses = trainer.finish().stdout
     assert daemon(runtime, "start", "--budget", BUDGET).returncode == 0
     environ = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime)}

@@ -1,7 +1,8 @@
 """Scripts that start where what they import is loaded: a framework takes two to seven seconds of a processor.
 
 ``warm.py serve FRAMEWORK SOCKET`` loads a framework and what a job calls, and forks a process for
-each script. For ``broker`` it loads what a broker imports and calls. ``warm.py SOCKET SCRIPT
+each script. For ``bare torch`` it leaves the adapter to the script, which joins by its import. For
+``broker`` it loads what a broker imports and calls. ``warm.py SOCKET SCRIPT
 ARGUMENTS`` stands in for that process: it gives its standard streams, ends as the script ends, and
 takes the script along when it is killed. ``harness.warm`` starts the server.
 
@@ -131,10 +132,12 @@ def load(what: str) -> None:
     if what == "broker":
         import_module("zico.broker.__main__")
     else:
-        import_module(what)
+        framework = what.removeprefix("bare ")
+        import_module(framework)
         if what == "torch":
             import_module("torch._dynamo")  # by the first optimizer of a process: a second of a processor
-        import_module(f"zico.adapters.{'torch' if what == 'torch' else 'tensorflow'}")
+        if what == framework:
+            import_module(f"zico.adapters.{'torch' if what == 'torch' else 'tensorflow'}")
     from zico.base.warming import BROKERS, JOBS
     from zico.base.warming import load as load_programs
 
