@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,8 +22,6 @@ from zico.trace.iterations import find_iterations, with_operations
 from zico.trace.lifetimes import lifetimes
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from zico.trace.events import Trace
 
 TENSORFLOW = """
@@ -46,17 +47,26 @@ def recorded(path: Path, *arguments: str) -> Trace:
     return read_trace(path)
 
 
+@functools.cache
+def long_program() -> Trace:
+    """Return what 60 iterations of PyTorch do, with their operations."""
+    job = (str(FRAMEWORK / "torch_job.py"), "--iterations", "60", "--layers", "2")
+    with tempfile.TemporaryDirectory() as directory:
+        return recorded(Path(directory) / "t.zst", "--ops", "--", sys.executable, *job)
+
+
 @needs("torch")
-def test_operations_of_pytorch_name_what_they_read_and_write(tmp_path: Path) -> None:
+def test_operations_of_pytorch_name_what_they_read_and_write() -> None:
     """With --ops every layer's operation is there by name, and reads and writes are of tensors that live."""
-    job = (str(FRAMEWORK / "torch_job.py"), "--iterations", "3", "--layers", "2")
-    trace = recorded(tmp_path / "t.zst", "--ops", "--", sys.executable, *job)
+    trace = long_program()
     assert trace.origin.framework == "torch"
+    begins = (trace.events["kind"] == Kind.BEGIN).nonzero()[0]
+    assert len(begins) == 60
     made_by: dict[int, str] = {}
     live: set[int] = set()
     uses: list[tuple[Kind, int]] = []
     tanh = []
-    for event in trace.events:
+    for event in trace.events[: begins[3]]:
         kind, tensor = Kind(event["kind"]), int(event["tensor"])
         name = trace.names[event["name"]] if event["name"] >= 0 else ""
         match kind:
@@ -76,7 +86,6 @@ def test_operations_of_pytorch_name_what_they_read_and_write(tmp_path: Path) -> 
             case _:
                 pass
     assert {"aten::mul", "aten::tanh", "aten::tanh_backward", "aten::mean"} <= set(trace.names)
-    assert (trace.events["kind"] == Kind.BEGIN).sum() == 3
     assert len(tanh) == 3 * 2
     for use in tanh:
         assert set(use) == {Kind.READ, Kind.WRITE}
@@ -85,10 +94,9 @@ def test_operations_of_pytorch_name_what_they_read_and_write(tmp_path: Path) -> 
 
 
 @needs("torch")
-def test_of_a_long_program_some_iterations_have_operations(tmp_path: Path) -> None:
+def test_of_a_long_program_some_iterations_have_operations() -> None:
     """The first ones, then two in a row now and then; plans are made of such, others are refused by number."""
-    job = (str(FRAMEWORK / "torch_job.py"), "--iterations", "60", "--layers", "2")
-    trace = recorded(tmp_path / "t.zst", "--ops", "--", sys.executable, *job)
+    trace = long_program()
     found = find_iterations(trace, lifetimes(trace))
     have = found.number[with_operations(trace, found)].tolist()
     assert have[:3] == [1, 2, 3]
