@@ -152,7 +152,7 @@ class EndToEndMachine(RuleBasedStateMachine):
         self.before = now.copy()
 
 
-EndToEndMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+EndToEndMachine.TestCase.settings = settings(max_examples=14, stateful_step_count=40, deadline=None)
 TestEndToEnd = EndToEndMachine.TestCase
 
 

@@ -198,7 +198,7 @@ def clusters(draw: st.DrawFn) -> tuple[list[int], list[Program]]:
     return budgets, programs
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(clusters(), st.randoms(use_true_random=False))
 def test_gangs_end_in_any_cluster(cluster: tuple[list[int], list[Program]], random: Random) -> None:
     """Any number of pools, gangs and local jobs, in a random order of moves; each pool has one gang inside at most."""

@@ -80,7 +80,7 @@ def iterations(draw: Any) -> SwapProblem:  # noqa: ANN401 - hypothesis' draw
 
 
 @given(iterations(), st.floats(0, 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_plan_keeps_the_limit_and_takes_what_the_planner_says(iteration: SwapProblem, share: float) -> None:
     """The judge, which shares no code with it, says the same."""
     least, peak = iteration.least_bytes, iteration.peak_bytes

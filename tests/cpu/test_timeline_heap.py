@@ -17,7 +17,7 @@ from zico.heap import allocator
 from zico.heap.cuda import on_stream
 from zico.heap.cuda.layout import CHUNK_BYTES, MAX_DEFERRED
 
-HeapTimelineMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
+HeapTimelineMachine.TestCase.settings = settings(max_examples=14, stateful_step_count=50, deadline=None)
 TestHeapTimeline = HeapTimelineMachine.TestCase
 
 

@@ -65,7 +65,7 @@ def fits(of: SwapProblem, choices: Choices, chosen: list[tuple[Copy, Copy]]) -> 
 
 
 @given(problems(most_ops=6, most_tensors=4).map(tightened))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_program_is_as_good_as_trying_all_its_choices(of: SwapProblem) -> None:
     """By the program's own model of times, within the gap at which its solver stops."""
     limit = of.limit_bytes or 0
