@@ -31,7 +31,7 @@ from zico.trace.repeats import (
     NO_LOOP,
     REPEATS,
     RISING,
-    SHORTEST,
+    STRICT,
     WIDTHS,
     find_levels,
     find_loop,
@@ -129,7 +129,7 @@ def segment(sizes: NDArray[np.int64], live_bytes: NDArray[np.int64]) -> Segmenta
 def _search(sizes: NDArray[np.int64], live_bytes: NDArray[np.int64], offset: int) -> _Stretch | None:
     """Look for iterations in a part of the trace, with marks as strict as its noise allows."""
     n = len(sizes)
-    if n < REPEATS * SHORTEST:
+    if n < REPEATS * STRICT:
         return None
     sizes, live_bytes = np.ascontiguousarray(sizes, np.int64), np.ascontiguousarray(live_bytes, np.int64)
     levels = np.empty(n, np.int64)

@@ -32,7 +32,7 @@ from zico.base.records import I4, I8, Numbers, Record
 from zico.trace import online
 from zico.trace.online import HISTORY
 from zico.trace.profile import SLACK_SHIFT, expected_end, is_flat
-from zico.trace.repeats import REPEATS, STRICT, SURE, mark_at, mixed, slack
+from zico.trace.repeats import REPEATS, STRICT, mark_at, mixed, slack
 
 if TYPE_CHECKING:
     from zico.trace.online import Tracker
@@ -47,7 +47,6 @@ NONE = -1
 WIDEST = 8
 """Allocations by which a phase is known at most; of a short one half of them."""
 _FEWEST = 2
-_MANY = 8  # marks: all of these iterations are searched, later the 16th, 32nd, ...; passes absent for so long are none
 _ENDLESS = 1 << 62
 
 _I64 = np.dtype("i8")
@@ -150,7 +149,7 @@ def _compare_beginning(phases: Phases, tracker: Tracker) -> None:
         phases.quiet_until = 0
         phases.is_strange = 1
         phases.strange += 1
-        if phases.strange >= SURE:
+        if phases.strange >= REPEATS:
             phases.width[MARKED] = 0
     else:
         phases.strange = 0
@@ -310,12 +309,12 @@ def enter_by_mark(phases: Phases, tracker: Tracker, profile: Curve, rank: int) -
     phases.marks += 1
     if phases.is_searched == 1 and phases.width[MARKED] > 0:
         _look_inside(phases, tracker)
-    if phases.inside_since + _MANY < phases.marks:
+    if phases.inside_since + REPEATS < phases.marks:
         phases.inside_since = 0
     _enter(phases, MARKED, profile, rank)
     phases.by_mark = 1
     online.restart(tracker)
-    if (phases.marks <= _MANY or phases.marks & (phases.marks - 1) == 0) and phases.inside_since == 0:
+    if phases.marks & (phases.marks - 1) == 0 and phases.inside_since == 0:  # the 1st, 2nd, 4th, 8th, ...
         phases.is_searched = 1
         phases.quiet_until = 0
 

@@ -44,17 +44,14 @@ if TYPE_CHECKING:
 #     that agree with the one elected are counted. Where an iteration has extra temporaries now and
 #     then, distances differ by a little: by a 16th they may.
 
-SHORTEST = 4
-"""An iteration has at least so many allocations."""
 REPEATS = 3
-"""What is seen so many times in a row repeats: a mark, an iteration, a pass of a loop inside one."""
-SURE = 4
-"""So many marks in a row that agree, or that do not, are no accident."""
+"""What is seen so many times in a row is no accident: a mark, an iteration, a pass of a loop inside one. So are marks
+that agree, and marks that do not."""
 NO_LOOP = -1
 """The mark belongs to none."""
 
 STRICT = 3
-"""A mark is three allocations in a row, each with the bytes live before it."""
+"""A mark is three allocations in a row, each with the bytes live before it. No iteration has fewer."""
 SINGLE = 1
 """A mark is one allocation with the bytes live before it: for threads that reorder much."""
 LOOSE = 0
@@ -155,7 +152,7 @@ def mark_at(sizes: Array, live_bytes: Array, i: int, width: int) -> int:
 @inlined
 def is_regular(group: Group) -> bool:
     """Tell whether most distances between a mark's sightings agree."""
-    return group.gap >= SHORTEST and 5 * group.agreeing >= 3 * (group.count - group.order) > 0
+    return group.gap >= STRICT and 5 * group.agreeing >= 3 * (group.count - group.order) > 0
 
 
 @compiled
@@ -358,7 +355,7 @@ def _is_outer(
     """Tell whether what comes between the inner loop's runs belongs to an iteration that contains the runs."""
     leader = groups[outer.leader]
     missed = leader.count - 1 - leader.agreeing
-    seen = leader.agreeing >= SURE * (1 if missed == 0 else 2) and 4 * missed <= leader.agreeing
+    seen = leader.agreeing >= REPEATS * (1 if missed == 0 else 2) and 4 * missed <= leader.agreeing
     seen = seen and 4 * leader.covered >= 3 * groups[inner.leader].covered
     single = leader.order == 1 and groups[inner.leader].order == 1
     if not single or outer.gap > _MOST_INNER * inner.gap or not (seen or _FEW * outer.weight >= heaviest):
