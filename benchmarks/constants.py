@@ -63,10 +63,6 @@ class Constant(NamedTuple):
 
 CONSTANTS = (
     Constant(
-        *("plans", "zico.planning.saving.planner", "_WORTHS", (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)),
-        ((), (0.75, 0.45, 0.15), (0.95, 0.9, 0.83, 0.75, 0.68, 0.6, 0.53, 0.45, 0.38, 0.3, 0.23, 0.15)),
-    ),
-    Constant(
         *("plans", "zico.planning.saving.planner", "_SHARES", (0.0, 0.15, 0.3, 0.5, 0.75)),
         ((0.0, 0.5), (0.0, 0.3, 0.75), (0.0, 0.08, 0.15, 0.23, 0.3, 0.4, 0.5, 0.62, 0.75, 0.88)),
     ),
@@ -82,22 +78,17 @@ CONSTANTS = (
     Constant("heap", "zico.trace.profile", "SLACK_SHIFT", 4, (3, 5)),
     Constant("heap", "zico.trace.profile", "_DECAY_SHIFT", 3, (2, 4)),
     Constant("heap", "zico.trace.phases", "WIDEST", 8, (4, 16)),
-    Constant("heap", "zico.trace.phases", "_MANY", 8, (1, 4, 16)),
-    Constant("heap", "zico.trace.repeats", "SURE", 4, (2, 3, 8)),
     Constant("short", "zico.heap.history", "SHORT_EVENTS", 8, (8, 0, 4, 16)),
     Constant("short", "zico.heap.history", "_SHORT_SHIFT", 6, (5, 7)),
     Constant("short", "zico.trace.profile", "_GUARD_SHIFT", 5, (4, 6)),
     Constant("short", "zico.trace.profile", "_TYPICAL_SLACK_EVENTS", 8, (0, 4, 16)),
     Constant("short", "zico.trace.profile", "SLACK_SHIFT", 4, (3, 5)),
     Constant("short", "zico.trace.profile", "_DECAY_SHIFT", 3, (2, 4)),
-    Constant("boundaries", "zico.trace.repeats", "SHORTEST", 4, (2, 3, 8)),
-    Constant("boundaries", "zico.trace.repeats", "SURE", 4, (2, 3, 8)),
     Constant("boundaries", "zico.trace.online", "_PATIENCE", 16, (8, 32)),
     Constant("boundaries", "zico.trace.profile", "SLACK_SHIFT", 4, (3, 5)),
     Constant("swaps", "zico.swap.schedule", "LEAD_SHARE", 4.0, (0.0, 2.0, 8.0)),
     Constant("swaps", "zico.swap.swapper", "FULL_SHARE", 0.85, (0.425, 0.7, 0.925, 1.0)),
     Constant("swaps", "zico.swap.swapper", "ROOM_SHARE", 0.9, (0.45, 0.8, 0.95, 1.0)),
-    Constant("swaps", "zico.swap.swapper", "AHEAD", 2, (1, 4, 16)),
     Constant("trials", "zico.swap.learning", "TRIAL_ITERATIONS", 7, (3, 5, 14)),
 )
 

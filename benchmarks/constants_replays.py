@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import swap
@@ -441,7 +441,7 @@ def _passive_ns(seen: Observed, problem: SwapProblem, rates: Rates, limit_bytes:
     """Return what an iteration takes without a plan; ``None`` if what is idle does not make enough room."""
     job = _Job(limit_bytes)
     mover = _Mover(job, rates)
-    moving = swapper.Swapper(mover, job, _Learner())  # type: ignore[arg-type] - what it calls is there
+    moving = swapper.Swapper(*cast("tuple[Any, Any, Any]", (mover, job, _Learner())))  # what it calls is there
     idles = [_Idle(size_bytes) for size_bytes in seen.size_bytes]
     event = 0
     for op in range(problem.n_ops):
@@ -449,9 +449,9 @@ def _passive_ns(seen: Observed, problem: SwapProblem, rates: Rates, limit_bytes:
         while event < len(seen.event_tick) and seen.event_tick[event] <= op:
             number, kind = divmod(seen.sequence[event], 2)
             if kind == SAVED:
-                moving.saved(idles[number])  # type: ignore[arg-type] - as above
+                moving.saved(cast("Any", idles[number]))
             else:
-                moving.used(idles[number], lambda: None)  # type: ignore[arg-type] - as above
+                moving.used(cast("Any", idles[number]), lambda: None)
             event += 1
         while (missing := job.live_bytes() - limit_bytes) > 0:
             moving.make_room(missing)

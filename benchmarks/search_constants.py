@@ -160,7 +160,7 @@ def right() -> Iterator[tuple[float, float]]:
             for owed in (0.0, few_jobs.OWED):
                 floors = [owed, *[0.0] * (len(loads) - 1)]
                 asked = [
-                    dataclasses.replace(load, name=f"job{i}", arrive_ns=7 * i * few_jobs.MS, floor=floor)
+                    dataclasses.replace(load, name=f"job{i}", arrive_ns=7 * i * greedy_comparison.MS, floor=floor)
                     for i, (load, floor) in enumerate(zip(loads, floors, strict=True))
                 ]
                 got = few_jobs.run(policy_named("zico"), asked, few_jobs.budget_of(loads, share))

@@ -64,7 +64,7 @@ PLANNERS = ("zico", *schedules.PLANNERS)
 SECONDS = 2.0
 
 
-class Solver(CustomKnapsackSolver):  # type: ignore[misc] # torch has no types
+class Solver(CustomKnapsackSolver):
     """Says what compiled graphs compute again, for ``torch._functorch.config.activation_memory_budget_solver``."""
 
     def __init__(self, planner: str = "zico", seconds: float = SECONDS) -> None:

@@ -87,7 +87,7 @@ def pretences(device: DeviceModel) -> Iterator[AbstractContextManager[object]]:
         yield from _as_cuda()
 
 
-class _OneDevice(TorchFunctionMode):  # type: ignore[misc] # torch has no types
+class _OneDevice(TorchFunctionMode):
     """Lets a script's devices all be the one on which the fake tensors are."""
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -272,7 +272,7 @@ class _Recorder:
         self.events.append((self._t_ns, tensor, size_bytes, name, 0, kind, 0))
 
 
-class _Dispatch(TorchDispatchMode):  # type: ignore[misc] # torch has no types
+class _Dispatch(TorchDispatchMode):
     """Tells the recorder of every operation: what it reads and writes, and how long the device takes for it."""
 
     def __init__(self, recorder: _Recorder, device: DeviceModel) -> None:
