@@ -432,6 +432,19 @@ def test_a_wait_inside_ends_when_the_job_says_and_not_when_it_is_looked_at() -> 
     assert ledger.arrays(BEGAN_NS + 2 * S)["wait_t_s"].round(3).tolist() == [[1.0, 1.1]]
 
 
+@pytest.mark.parametrize(("n", "ends_s"), [(1, [4.0]), (3, [2.0, 3.0, 4.0]), (17, [4.0])])
+def test_iterations_between_two_looks_are_in_the_record(n: int, ends_s: list[float]) -> None:
+    """They lie evenly before the last one; of many the last one stands for all."""
+    ledger = new_ledger()
+    header, jobs = empty_table()
+    join(ledger, 0, "a")
+    set_fields(jobs[0], state=JobState.RUNNING, iteration=1, last_boundary_ns=BEGAN_NS + S)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + S)
+    set_fields(jobs[0], iteration=1 + n, last_boundary_ns=BEGAN_NS + 4 * S)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 5 * S)
+    assert ledger.arrays(BEGAN_NS + 5 * S)["boundary_t_s"].round(3).tolist() == [1.0, *ends_s]
+
+
 def test_the_record_has_the_profiles_of_jobs_that_have_one() -> None:
     """What an iteration holds is there per job, in bytes and seconds; a job without a profile has none."""
     ledger = new_ledger()

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _SINCE_FIELDS = {WaitKind.BOUNDARY: "boundary_since_ns", WaitKind.ALLOCATION: "need_since_ns"}
 
 
+MOST_BETWEEN = 16
+"""Iterations between two looks, each of which is in the record: a look may be seconds late where nothing happens."""
+
+
 class Entry(NamedJob, kw_only=True):
     """One job in the note for the next broker."""
 
@@ -78,9 +82,9 @@ class Marks:
 
     def observe(self, member: Member, after: Any, now_ns: int) -> None:  # noqa: ANN401 - a numpy record
         """Add what happened between the member's last record and ``after``."""
-        if after["iteration"] > member.record["iteration"]:
-            self.boundary_job.append(member.index)
-            self.boundary_ns.append(int(after["last_boundary_ns"]))
+        ends_ns = _ends_ns(member.record, after)
+        self.boundary_job.extend([member.index] * len(ends_ns))
+        self.boundary_ns.extend(ends_ns)
         for kind, field in _SINCE_FIELDS.items():
             since_ns = int(after[field])
             begin_ns = member.open_waits.get(kind, 0)
@@ -97,6 +101,18 @@ class Marks:
             self.add_wait(member, kind, begin_ns, now_ns)
         member.open_waits.clear()
         member.blockers.clear()
+
+
+def _ends_ns(before: Any, after: Any) -> list[int]:  # noqa: ANN401 - records
+    """Return when iterations ended since the look before: the last as the table tells, the others evenly before it.
+
+    Where more have ended than ``MOST_BETWEEN``, the last one stands for all.
+    """
+    n = count_of(after["iteration"]) - count_of(before["iteration"])
+    first_ns, last_ns = int(before["last_boundary_ns"]), int(after["last_boundary_ns"])
+    if not 1 < n <= MOST_BETWEEN or not 0 < first_ns < last_ns:
+        return [last_ns] if n > 0 else []
+    return [last_ns - (n - k) * (last_ns - first_ns) // n for k in range(1, n + 1)]
 
 
 def _wait_end_ns(kind: WaitKind, begin_ns: int, before: Any, after: Any, now_ns: int) -> int:  # noqa: ANN401 - records
