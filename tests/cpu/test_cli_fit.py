@@ -7,38 +7,20 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from cpu.support.trace_cases import MIB, Loop
+from cpu.support.trace_cases import train
 
 from zico.cli import main
-from zico.trace.events import Kind
 from zico.trace.files import write_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zico.trace.events import Trace
-
-
-def training() -> Trace:
-    """Return a loop of 80 MiB: feature maps of whole regions that die in the reverse order, whose best plan is found.
-
-    Where it is not found, a planner works for a second.
-    """
-    loop = Loop()
-    weights = loop.allocate(16 * MIB)
-    for number in range(6):
-        loop.event(Kind.BEGIN, number)
-        maps = [loop.allocate(8 * MIB) for _ in range(8)]
-        loop.free(*reversed(maps))
-    loop.free(weights)
-    return loop.trace()
-
 
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
-    """Write a training loop."""
+    """Write a training loop of a few hundred MiB."""
     path = tmp_path / "job.ztrace"
-    write_trace(path, training())
+    write_trace(path, train(6))
     return str(path)
 
 
@@ -65,7 +47,7 @@ def test_it_answers_fits_waits_and_no(trace: str, capsys: pytest.CaptureFixture[
 def test_regions_are_those_of_the_traces_device(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A trace of the host is counted in its regions of 4 MiB; one of a GPU by the budget, as ``zico run`` does."""
     on_gpu = tmp_path / "gpu.ztrace"
-    loop = training()
+    loop = train(6)
     write_trace(on_gpu, dataclasses.replace(loop, origin=dataclasses.replace(loop.origin, device="cuda:0")))
     found = []
     for files, budget in (([trace], "8GiB"), ([str(on_gpu)], "8GiB"), ([trace, str(on_gpu)], "1GiB")):
