@@ -25,7 +25,7 @@ BEGINS = re.compile(
 def found() -> Iterator[dict[str, Any]]:
     """Give what the script of checks found as a job in a pool in which nobody has to wait."""
     with pool(regions=128, region_bytes=MIB) as made:
-        yield run_checks(CHECKS, functools.partial(job, made, "checks"))
+        yield run_checks(CHECKS, functools.partial(job, made, "checks", fresh=True))
 
 
 @pytest.mark.parametrize("name", checks_in(CHECKS))
