@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -12,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import FRAMEWORK, PATIENCE_S, clean_environment
-from support.scripts import zico_run
+from support.harness import FRAMEWORK, PATIENCE_S, clean_environment, compile_once
 
 SCRIPT = FRAMEWORK / "offload_libraries_job.py"
 FAKE = str(FRAMEWORK / "fake_deepspeed")
-SENTENCE = "DeepSpeed (offload_optimizer: cpu) offloads the optimizer's state, so Zico leaves that state alone"
+SENTENCE = "DeepSpeed (offload_optimizer: {}) offloads the optimizer's state, so Zico leaves that state alone"
 BUDGET_MIB = 50
 """Of one process, which takes about 70 MiB without a limit, 12 of them optimizer state."""
 RANKS_MIB = 100
@@ -34,12 +34,18 @@ real = pytest.param(
 )
 
 
+def environment(directory: Path, path: str) -> dict[str, str]:
+    """Return what every process sees: folders of its own, and where else packages are."""
+    return clean_environment() | {"PYTHONPATH": path, "XDG_RUNTIME_DIR": str(directory)}
+
+
 @functools.cache
 def losses_alone(path: str, *arguments: str) -> list[list[str]]:
     """Return what each rank says without Zico."""
     with tempfile.TemporaryDirectory() as directory:
         argv = [sys.executable, str(SCRIPT), f"{directory}/alone", *arguments]
-        subprocess.run(argv, env=clean_environment() | {"PYTHONPATH": path}, timeout=PATIENCE_S, check=True)
+        environ = environment(Path(directory), path) | {"RANKS": "fork"}
+        subprocess.run(argv, env=environ, timeout=PATIENCE_S, check=True)
         return [told["losses"] for told in results(Path(directory) / "alone")]
 
 
@@ -51,16 +57,26 @@ def results(result: Path) -> list[dict[str, Any]]:
 
 def run(directory: Path, save: str, budget_mib: int, path: str, *arguments: str) -> tuple[list[dict[str, Any]], str]:
     """Run the script as a job; returns what each rank has written, and what was said on stderr."""
-    options = ("--budget", f"{budget_mib}MiB", "--save", save)
-    commands = {"job": (SCRIPT, directory / "job", *arguments)}
-    _, done = zico_run(directory, *options, commands=commands, PYTHONPATH=path)
+    compile_once()
+    command = shlex.join([sys.executable, str(SCRIPT), f"{directory}/job", *arguments])
+    options = ["--quiet", "--budget", f"{budget_mib}MiB", "--region", "1MiB", "--save", save]
+    done = subprocess.run(
+        [sys.executable, "-m", "zico", "run", *options, command],
+        env=environment(directory, path),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
     return results(directory / "job"), done.stderr
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
-def test_fsdp_with_cpu_offload_trains_beside_zico(tmp_path: Path) -> None:
+@pytest.mark.parametrize("save", ["swap", "auto"])
+def test_fsdp_with_cpu_offload_trains_beside_zico(tmp_path: Path, save: str) -> None:
     """Invariant 6: losses are the same; FSDP2 keeps the optimizer's state in PyTorch's, so it leaves where it must."""
-    (told,), _ = run(tmp_path, "swap", BUDGET_MIB, "", "fsdp", "1")
+    (told,), _ = run(tmp_path, save, BUDGET_MIB, "", "fsdp", "1")
     assert [told["losses"]] == losses_alone("", "fsdp", "1")
     assert told["iterations"] == len(told["losses"])
     assert told["left"] > 0
@@ -88,15 +104,16 @@ def test_state_that_deepspeed_keeps_in_place_is_zicos(tmp_path: Path, path: str)
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
-@pytest.mark.parametrize("path", [pytest.param(FAKE, id="fake"), real])
-def test_state_that_deepspeed_offloads_is_left_to_it(tmp_path: Path, path: str) -> None:
-    """Invariant 6: Zico moves none of it, and says so once."""
-    (told,), said = run(tmp_path, "swap", BUDGET_MIB, path, "deepspeed", "2", "cpu")
-    # The fake computes the same wherever the state is said to be, so one process without Zico is enough.
-    assert [told["losses"]] == losses_alone(path, "deepspeed", "2", "none" if path else "cpu")
+@pytest.mark.parametrize(
+    ("path", "device"), [(FAKE, "nvme"), (FAKE, "cpu"), pytest.param(*real.values, "cpu", marks=real.marks)]
+)
+def test_state_that_deepspeed_offloads_is_left_to_it(tmp_path: Path, path: str, device: str) -> None:
+    """Invariant 6: Zico moves none of it, and says so once, wherever DeepSpeed keeps it."""
+    (told,), said = run(tmp_path, "swap", BUDGET_MIB, path, "deepspeed", "2", device)
+    assert [told["losses"]] == losses_alone(path, "deepspeed", "2", device)
     assert told["iterations"] == len(told["losses"])
     assert told["left"] == 0
-    assert said.count(SENTENCE) == 1
+    assert said.count(SENTENCE.format(device)) == 1
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)

@@ -3,7 +3,8 @@
     offload_libraries_job.py RESULT fsdp WORLD
     offload_libraries_job.py RESULT deepspeed STAGE DEVICE [WORLD]
 
-Ranks are forked, which spares them the import of PyTorch and of what its first optimizer loads.
+Ranks are started as jobs are, by ``spawn``, or are forked where ``RANKS=fork`` is in the environment,
+which spares them the import of PyTorch.
 
 Rank N writes to RESULT.N the bits of its losses, its iterations, and how many slots of optimizer
 state Zico has moved out.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib import import_module
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,23 +104,24 @@ def train_deepspeed(rank: int, result: str, stage: int, device: str, world: int)
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
         "zero_optimization": zero,
     }
-    if device != "none":
-        zero["offload_optimizer"] = {"device": device, "pin_memory": False}
-    engine = deepspeed.initialize(model=made, model_parameters=groups, config=config)[0]
-    bits = []
-    for batch in batches(rank):
-        loss = engine(batch).square().mean()
-        engine.backward(loss)
-        engine.step()
-        bits.append(loss.item().hex())
+    with tempfile.TemporaryDirectory() as directory:
+        if device != "none":
+            path = {"nvme_path": directory} if device == "nvme" else {}
+            zero["offload_optimizer"] = {"device": device, "pin_memory": False, **path}
+        engine = deepspeed.initialize(model=made, model_parameters=groups, config=config)[0]
+        bits = []
+        for batch in batches(rank):
+            loss = engine(batch).square().mean()
+            engine.backward(loss)
+            engine.step()
+            bits.append(loss.item().hex())
     write(result, rank, bits)
 
 
 def start(train: Callable[..., None], arguments: tuple[object, ...], world: int) -> None:
     """Start ranks and wait for their ends."""
-    for name in ("torch._dynamo", "torch.distributed.fsdp"):
-        import_module(name)
-    torch.multiprocessing.start_processes(train, arguments, nprocs=world, start_method="fork")
+    how = os.environ.get("RANKS", "spawn")
+    torch.multiprocessing.start_processes(train, arguments, nprocs=world, start_method=how)
 
 
 def main(result: str, library: str, first: str, device: str = "", world: str = "1") -> None:
