@@ -1,58 +1,260 @@
-"""Which constants of the search for a plan matter?
+"""Which constants of the scheduler, of paging and of sweeps matter?
 
-Each is changed in turn, and every fourth set of two and three jobs of ``few_jobs.py`` is simulated
-in 60, 70 and 80 % of the sum of its peaks, without guarantees and with .8 owed to the first job.
-Ratios are of mean throughputs, changed over unchanged. Only constants that Python reads are
-changed: those in compiled code are part of the program. Deterministic but for ``plan_s``::
+Each is changed in turn. Ratios are of throughputs, changed over unchanged. Deterministic.
+
+* *right*: every eighth set of two and three jobs of ``few_jobs.py`` is simulated in 60, 70 and 80 %
+  of the sum of its peaks, without guarantees and with .8 owed to the first job. ``lacks`` is what
+  the first job is short of.
+* *wrong*: random cases of ``greedy_comparison.py``, in which times vary, or profiles are wrong at
+  first or for ever. ``lacks`` is what a job is short of its floor in the mean.
+* *degree*: paging's degree is tuned by what each degree cost in ``paging.json``, exactly and with
+  noise of 5 and 20 %.
+* *sweep*, *ends*: jobs of one kind start where ``zico fit`` says that one more adds enough. The
+  throughput is by the end of the last one, and by the mean of all ends.
+
+::
 
     python benchmarks/search_constants.py -o benchmarks/results
+    python benchmarks/search_constants.py -o benchmarks/results --only BETTER_BY --only RANK
+
+Compiled code reads the constants from memory here, so nothing is compiled for a value. That code is
+kept apart from Zico's. With ``--only``, a result of the same commit that is there is added to.
 """
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import random
 import statistics
+import sys
 from typing import TYPE_CHECKING, Any
 
 import common
 import few_jobs
+import greedy_comparison
+import numpy as np
+from llvmlite import binding, ir
+from numba.core.base import BaseContext
 
-from zico.scheduler import best_schedule, plan_search
+from zico.cli import room
+from zico.paging import tuning
+from zico.paging.layout import DEGREE, PAGING, TUNE
+from zico.pool import rules
+from zico.scheduler import learning, plan, plan_search, shares
+from zico.scheduler.fit import Answer, fit
+from zico.scheduler.policies import policy_named
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
     from types import ModuleType
 
-QUESTION = "Which constants of the search for a plan matter?"
+    from zico.scheduler.simulate import Load
+
+QUESTION = "Which constants of the scheduler, of paging and of sweeps matter?"
 SHARES = (0.6, 0.7, 0.8)
-EVERY = 4
-CHANGES: tuple[tuple[ModuleType, str, float], ...] = (
-    (best_schedule, "RANK", 1.0),
-    (best_schedule, "RANK", 3.0),
-    (best_schedule, "RANK", 24.0),
-    (plan_search, "_UNFAIR", 2.0),
-    (plan_search, "_UNFAIR", 30.0),
+EVERY = 8
+WRONG = (
+    greedy_comparison.Kind(2, 0.1, "first"),
+    greedy_comparison.Kind(3, 0.1, "first"),
+    greedy_comparison.Kind(4, 0.1, "right"),
+    greedy_comparison.Kind(2, 0.2, "wrong"),
+    greedy_comparison.Kind(3, 0.0, "wrong"),
+)
+CASES = 6
+"""Of each kind."""
+SEED = 3
+NOISES = (0.0, 0.05, 0.2)
+TUNED_ITERATIONS = 700
+"""Ten rests of the tuning."""
+BUDGETS = (1.25, 1.5, 2.0, 3.0)
+"""Of a sweep, in peaks of its jobs."""
+KINDS = 12
+SWEPT = 16
+"""Jobs of a sweep."""
+MOST = 6
+"""Of them at once."""
+NEVER = 1e9
+JOBS, DEGREES, SWEEPS = ("right", "wrong"), ("degree",), ("sweep", "ends")
+CHANGES: tuple[tuple[ModuleType, str, tuple[str, ...], tuple[float, ...]], ...] = (
+    (shares, "RANK", JOBS, (1.0, 3.0, 24.0)),
+    (plan_search, "_UNFAIR", JOBS, (2.0, 30.0)),
+    (rules, "FADE_ITERATIONS", JOBS, (8.0, 32.0)),
+    (plan, "_PASSED_OVER", JOBS, (0, 1, 6)),
+    (learning, "_DOUBT", JOBS, (0.02, 0.08, NEVER)),
+    (learning, "_HOPELESS", JOBS, (0.0, 0.5, 0.9)),
+    (learning, "LOOK_ROUNDS", JOBS, (4, 16)),
+    (learning, "BETTER_BY", JOBS, (0.0, 0.004, 0.016)),
+    (tuning, "_TRIAL", DEGREES, (2, 8)),
+    (tuning, "_GAIN", DEGREES, (25, 100, int(NEVER))),
+    (tuning, "_WORTH", DEGREES, (20, 50, 200, int(NEVER))),
+    (room, "WORTH", SWEEPS, (0.0, 0.125, 0.5)),
 )
 
 
-def simulated() -> list[dict[str, Any]]:
-    """Return the figures of all cases."""
-    sets = [(group, loads) for group, loads in few_jobs.sets() if group[0] in "23"][::EVERY]
-    owed = (0.0, few_jobs.OWED)
-    return [few_jobs.judged(group, loads, share, each) for group, loads in sets for share in SHARES for each in owed]
+# -- constants in memory ---------------------------------------------------------------------------
+
+NAMES = [name for _, name, _, _ in CHANGES]
+_SYMBOL = "zico_changeable"
+_MEMORY = (ctypes.c_int64 * len(CHANGES))()
+_I64 = ir.IntType(64)
 
 
-def compared(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> dict[str, Any]:
+class Whole(int):
+    """A constant that compiled code reads from memory."""
+
+    at: int
+
+
+class Fraction(float):
+    """The same."""
+
+    at: int
+
+
+def change(module: ModuleType, name: str, value: float) -> None:
+    """Give a constant another value, in compiled code and in every module of Zico that has it by its name."""
+    at = NAMES.index(name)
+    before = getattr(module, name)
+    kind, held = (Whole, ctypes.c_int64) if isinstance(before, int) else (Fraction, ctypes.c_double)
+    made = kind(value)
+    made.at = at
+    held.from_buffer(_MEMORY, 8 * at).value = made
+    for other in [one for known, one in sys.modules.items() if known.startswith("zico.")]:
+        if vars(other).get(name) is before:
+            setattr(other, name, made)
+
+
+def _read_from_memory() -> None:
+    """Let Numba make of each of these constants what reads it, in code that is kept apart: where each is, it knows."""
+    os.environ["ZICO_CACHE_DIR"] = str(common.BUILT / "-".join(["changeable", *NAMES]))
+    binding.add_symbol(_SYMBOL, ctypes.addressof(_MEMORY))
+    as_before = BaseContext.get_constant_generic
+
+    def lower(context: Any, builder: Any, kind: Any, value: Any) -> Any:  # noqa: ANN401 - Numba's
+        if not isinstance(value, Whole | Fraction):
+            return as_before(context, builder, kind, value)
+        module = builder.module
+        known = _SYMBOL in module.globals
+        symbol = module.globals[_SYMBOL] if known else ir.GlobalVariable(module, ir.IntType(8), _SYMBOL)
+        address = builder.add(builder.ptrtoint(symbol, _I64), _I64(8 * value.at))
+        return builder.load(builder.inttoptr(address, context.get_value_type(kind).as_pointer()))
+
+    BaseContext.get_constant_generic = lower
+    for module, name, _, _ in CHANGES:
+        change(module, name, getattr(module, name))
+
+
+# -- cases -----------------------------------------------------------------------------------------
+
+
+def right() -> Iterator[tuple[float, float]]:
+    """Yield the mean throughput of each case with right profiles, and what the first job is short of."""
+    sets = [loads for group, loads in few_jobs.sets() if group[0] in "23"][::EVERY]
+    for loads in sets:
+        for share in SHARES:
+            for owed in (0.0, few_jobs.OWED):
+                floors = [owed, *[0.0] * (len(loads) - 1)]
+                asked = [
+                    dataclasses.replace(load, name=f"job{i}", arrive_ns=7 * i * few_jobs.MS, floor=floor)
+                    for i, (load, floor) in enumerate(zip(loads, floors, strict=True))
+                ]
+                got = few_jobs.run(policy_named("zico"), asked, few_jobs.budget_of(loads, share))
+                yield statistics.fmean(got), max(0.0, owed - got[0])
+
+
+def wrong() -> Iterator[tuple[float, float]]:
+    """Yield the same for cases that are not as profiles say; a job is short of its floor."""
+    for kind in WRONG:
+        for case in greedy_comparison.cases(SEED, CASES, kind):
+            mean, lacking = case.got(policy_named("zico"))
+            yield mean, lacking / len(case.jobs)
+
+
+def degree() -> Iterator[tuple[float, float]]:
+    """Yield iterations a second of each model whose degree is tuned, by what an iteration takes at a degree."""
+    models = json.loads((common.RESULTS / "paging.json").read_text())["sweeps"]
+    for name, noise in itertools.product(models, NOISES):
+        costs = models[name]["furthest"]
+        rng = random.Random(SEED)  # noqa: S311 - noise
+        paging = np.zeros(1, PAGING)[0]
+        paging["flags"], paging["degree"] = TUNE, DEGREE
+        took_ns = 0
+        for _ in range(TUNED_ITERATIONS):
+            cost = costs[str(paging["degree"])]
+            more_ns = round(noise * rng.uniform(-1, 1) * cost["lost_ns"])
+            took_ns += cost["time_ns"]
+            tuning.note_lost(paging, cost["lost_ns"] + more_ns)
+            tuning.note_iteration(paging, cost["time_ns"] + more_ns)
+        yield TUNED_ITERATIONS / (took_ns * 1e-9), 0.0
+
+
+@functools.cache
+def _together() -> list[list[float]]:
+    """Return for each kind of job and budget what 0, 1, 2, ... jobs do together, until they fit no more."""
+    rng = np.random.default_rng(SEED)
+    found: list[list[float]] = []
+    for _ in range(KINDS):
+        load = greedy_comparison.random_job(rng, greedy_comparison.MS, greedy_comparison.Kind(1)).load(0)
+        found += [[0.0, *_common_throughputs(load, int(budget * load.profile.peak))] for budget in BUDGETS]
+    return found
+
+
+def _common_throughputs(load: Load, budget: int) -> Iterator[float]:
+    for n in range(1, MOST + 1):
+        answer = fit([dataclasses.replace(load, name=str(i)) for i in range(n)], budget, policy_named("zico"), 1)
+        if answer.answer is Answer.NO:
+            return
+        yield sum(job.normalised for job in answer.jobs)
+
+
+def _ends(common_throughput: Sequence[float]) -> list[float]:
+    """Return when the jobs of a sweep end that take 1 alone, more or less."""
+    rng = random.Random(SEED)  # noqa: S311 - lengths
+    waiting = [rng.uniform(0.5, 1.5) for _ in range(SWEPT)]
+    running: list[float] = []
+    ends, now = [], 0.0
+    while waiting or running:
+        n = len(running)
+        pays = n + 1 < len(common_throughput) and common_throughput[n + 1] >= common_throughput[n] + room.WORTH
+        if waiting and (not running or pays):
+            running.append(waiting.pop())
+            continue
+        least = min(running)
+        now += least * n / common_throughput[n]
+        ends += [now] * running.count(least)
+        running = [left - least for left in running if left > least]
+    return ends
+
+
+def sweep() -> Iterator[tuple[float, float]]:
+    """Yield jobs over the time until the last of a sweep has ended."""
+    return ((SWEPT / max(_ends(each)), 0.0) for each in _together())
+
+
+def ends() -> Iterator[tuple[float, float]]:
+    """Yield one over the mean of the times until a job of a sweep has ended."""
+    return ((1 / statistics.fmean(_ends(each)), 0.0) for each in _together())
+
+
+GRIDS = {"right": right, "wrong": wrong, "degree": degree, "sweep": sweep, "ends": ends}
+
+
+def compared(grid: str, before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]]) -> dict[str, Any]:
     """Return what a change comes to, and the figures of each case after it."""
-    ratios = [b["means"]["zico"] / a["means"]["zico"] for a, b in zip(before, after, strict=True)]
-    owed = [case for case in after if case["owed"]]
+    ratios = [b / a for (a, _), (b, _) in zip(before, after, strict=True)]
     return {
+        "cases": grid,
         "ratio": {"mean": statistics.fmean(ratios), "least": min(ratios), "most": max(ratios)},
         "other": sum(ratio != 1 for ratio in ratios),
-        "met": sum(case["lacks"] < few_jobs.MET for case in owed),
-        "lacks": statistics.fmean(case["lacks"] for case in owed),
-        "plan_s": statistics.fmean(case["plan_s"] for case in after),
-        "zico": [case["means"]["zico"] for case in after],
-        "lacks_each": [case["lacks"] for case in after],
+        "lacks": {"mean": statistics.fmean(lacks for _, lacks in after), "most": max(lacks for _, lacks in after)},
+        "means": [mean for mean, _ in after],
+        "lacks_each": [lacks for _, lacks in after],
     }
 
 
@@ -61,33 +263,64 @@ def text_of(changes: Sequence[dict[str, Any]]) -> str:
     rows = [
         (
             f"{one['constant']} {one['from']:g} -> {one['to']:g}" if one["constant"] else "unchanged",
-            f"{one['ratio']['mean']:.4f}",
-            f"{one['ratio']['least']:.3f}",
-            f"{one['ratio']['most']:.3f}",
-            f"{one['other']} of {len(one['zico'])}",
-            f"{one['met']} of {len(one['zico']) // 2}",
-            f"{one['lacks']:.4f}",
-            f"{one['plan_s']:.3f}",
+            one["cases"],
+            *(f"{one['ratio'][name]:.4f}" for name in ("mean", "least", "most")),
+            f"{one['other']} of {len(one['means'])}",
+            *(f"{one['lacks'][name]:.4f}" for name in ("mean", "most")),
         )
         for one in changes
     ]
-    header = ("constant", "ratio, mean", "least", "most", "other", "met", "lacks, mean", "plan, s of a processor")
-    return common.table(header, rows)
+    return common.table(
+        ("constant", "cases", "ratio, mean", "least", "most", "other", "lacks, mean", "most"),
+        rows,
+    )
 
 
 def main() -> None:
     """Simulate, print, write."""
-    options = common.parser(__doc__).parse_args()
-    result = common.document("search_constants", QUESTION, {"shares": SHARES, "every": EVERY})
-    before = simulated()
-    result["changes"] = [{"constant": "", "from": 0, "to": 0} | compared(before, before)]
-    for module, name, value in CHANGES[: 1 if options.smoke else None]:
-        was = getattr(module, name)
-        setattr(module, name, value)
-        result["changes"].append({"constant": name, "from": was, "to": value} | compared(before, simulated()))
-        setattr(module, name, was)
-        common.note(f"{name} {was} -> {value}")
-    common.write(result, text_of(result["changes"]), common.output_directory(options))
+    parser = common.parser(__doc__)
+    parser.add_argument("--only", action="append", choices=NAMES, help="change this one; may be repeated")
+    parser.add_argument("--name", default="search_constants", help="of the result")
+    options = parser.parse_args()
+    settings = {"shares": SHARES, "every": EVERY, "wrong": [str(kind) for kind in WRONG], "cases": CASES, "seed": SEED}
+    result = common.document(options.name, QUESTION, settings)
+    _read_from_memory()
+    directory = common.output_directory(options)
+    changes = _before(result, directory) if options.only else []
+    result["changes"] = changes
+    chosen = [one for one in CHANGES if not options.only or one[1] in options.only]
+    for grid in GRIDS:
+        here = [(module, name, values) for module, name, grids, values in chosen if grid in grids]
+        known = [one for one in changes if (one["cases"], one["constant"]) == (grid, "")]
+        if here and not known:
+            before = _simulated(grid, smoke=options.smoke)
+            known = [{"constant": "", "from": 0, "to": 0} | compared(grid, before, before)]
+            changes += known
+        for module, name, values in here:
+            before = list(zip(known[0]["means"], known[0]["lacks_each"], strict=True))
+            was = getattr(module, name)
+            for value in values[: 1 if options.smoke else None]:
+                change(module, name, value)
+                after = _simulated(grid, smoke=options.smoke)
+                changes.append({"constant": name, "from": was, "to": value} | compared(grid, before, after))
+                common.note(f"{grid}: {name} {was} -> {value}: {changes[-1]['ratio']['mean']:.4f}")
+            change(module, name, was)
+    changes.sort(key=lambda one: ["", *NAMES].index(one["constant"]))
+    common.write(result, text_of(changes), directory)
+
+
+def _simulated(grid: str, *, smoke: bool) -> list[tuple[float, float]]:
+    return list(itertools.islice(GRIDS[grid](), 1 if smoke else None))
+
+
+def _before(result: dict[str, Any], directory: Path | None) -> list[dict[str, Any]]:
+    """Return the changes of a result of the same commit that is there."""
+    path = (directory or common.BUILT) / f"{result['name']}.json"
+    if not path.exists():
+        return []
+    there = json.loads(path.read_text())
+    changes: list[dict[str, Any]] = there["changes"] if there["commit"] == result["commit"] else []
+    return changes
 
 
 if __name__ == "__main__":
