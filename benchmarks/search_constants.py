@@ -182,7 +182,7 @@ def degree() -> Iterator[tuple[float, float]]:
     for name, noise in itertools.product(models, NOISES):
         costs = models[name]["furthest"]
         rng = random.Random(SEED)  # noqa: S311 - noise
-        paging = np.zeros(1, PAGING)[0]
+        paging = np.zeros(1, PAGING).view(np.recarray)[0]
         paging["flags"], paging["degree"] = TUNE, DEGREE
         took_ns = 0
         for _ in range(TUNED_ITERATIONS):
