@@ -337,7 +337,9 @@ def main() -> None:
     parser.add_argument("--for-s", type=float, default=float("inf"), help="begin no change after so many seconds")
     options = parser.parse_args()
     directory = common.output_directory(options)
-    result = common.document("constants", QUESTION, {}) | {"unchanged": {}, "changes": []}
+    result = common.document(
+        "constants", QUESTION, {"replays": list(dict.fromkeys(each.replay for each in CONSTANTS))}
+    ) | {"unchanged": {}, "changes": []}
     path = directory / "constants.json" if directory is not None else None
     _known(path, result)
     with tempfile.TemporaryDirectory(prefix="zico-") as name:
