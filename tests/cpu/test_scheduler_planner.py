@@ -393,6 +393,18 @@ def test_longer_iterations_are_no_reason_for_another_way(budget: int) -> None:
     assert not simulation.sim_jobs["reasons"][:, Reason.ANEW].any()
 
 
+def test_a_job_that_takes_anothers_place_has_waited_nothing() -> None:
+    """What the job before had waited makes no way give more than all the time."""
+    view = view_of([triangle(60, kept=2)] * 2, 90)
+    known = plan(view)
+    assert isinstance(known, Plan)
+    learnt = known.learnt
+    learnt["since_ns"], learnt["counts"], learnt["waited_ns"] = 1, 1, 10**12
+    ZICO.decide(dataclasses.replace(view, now_ns=1 + 9 * int(learnt["round_ns"]), plan=known))
+    used = learnt["ways"][0]
+    assert 0 < used["rounds"] == used["got"][:2].max()
+
+
 def test_a_new_plan_knows_what_ways_have_given() -> None:
     """Of jobs that hold the same in the same budget it is kept, however long they take; in another budget it is not."""
     works = [triangle(60, kept=2)] * 2

@@ -144,7 +144,7 @@ def _count(known: Learnt, snapshot: Snapshot) -> None:
     keeps = min(1.0, _MOST_ROUNDS / (used.rounds + rounds))
     used.rounds = keeps * (used.rounds + rounds)
     for i in range(snapshot.n):
-        waited_ns = _waited_ns(snapshot, i) - known.waited_ns[i]
+        waited_ns = max(0, _waited_ns(snapshot, i) - known.waited_ns[i])  # below 0 for one in another's place
         used.got[i] = keeps * (used.got[i] + max(0, passed_ns - waited_ns) / known.round_ns)
 
 
