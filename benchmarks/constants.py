@@ -1,6 +1,6 @@
 """What changes if a constant that nobody derives is half as large, or twice?
 
-Each constant is changed alone, in a copy of the sources, and one of these replays is done again.
+Each constant is changed alone, in a process of its own, and one of these replays is done again.
 None measures time. But a heap's plan knows the times of its job's profile, so what is held differs
 a little from run to run. One change to the same value shows by how much:
 
@@ -12,7 +12,7 @@ a little from run to run. One change to the same value shows by how much:
 * swaps: idle tensors of the zoo by a plan whose copies are slower than it thinks, and without one.
 * trials: two planners in turn, whose iterations vary.
 
-Compiled code reads the constants of a copy from memory, so that it is compiled once for all values.
+Compiled code reads the constants from memory (``changeable.py``).
 Constants of the same replay are compared with one run of it that changes nothing::
 
     python benchmarks/constants.py -o benchmarks/results [--only REPLAY[.CONSTANT]]
@@ -20,22 +20,20 @@ Constants of the same replay are compared with one run of it that changes nothin
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import changeable
 import common
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
 QUESTION = "What changes if a constant that nobody derives is half as large, or twice?"
 REPLAYS = "constants_replays"
@@ -93,151 +91,19 @@ CONSTANTS = (
 )
 
 
-# -- a copy whose compiled code reads constants from memory ----------------------------------------
-
-_KNOBS = '''"""Constants that are being tuned, at an address that each process of this copy has."""
-
-import ctypes
-import json
-import os
-
-import numpy as np
-
-from zico.base.compiled import array_at, inlined
-
-ADDRESS = 1 << 44
-MOST = 32
-"""Numbers, and as many lists of so many numbers."""
-_I64, _F64 = np.dtype("i8"), np.dtype("f8")
-
-
-@inlined
-def whole_constant(k):
-    return array_at(ADDRESS, MOST, _I64)[k]
-
-
-@inlined
-def listed_constant(k):
-    return array_at(ADDRESS + 8 * MOST * (k + 1), array_at(ADDRESS, MOST, _I64)[k], _F64)
-
-
-_mmap = ctypes.CDLL(None).mmap
-_mmap.restype = ctypes.c_void_p
-_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-assert _mmap(ADDRESS, 1 << 14, 3, 0x100022, -1, 0) == ADDRESS  # private, anonymous, there and nowhere else
-_words = (ctypes.c_int64 * MOST).from_address(ADDRESS)
-for _k, _value in enumerate(json.loads(os.environ["BENCHMARK_CONSTANTS"])):
-    if isinstance(_value, list):
-        _words[_k] = len(_value)
-        _listed = (ctypes.c_double * MOST).from_address(ADDRESS + 8 * MOST * (_k + 1))
-        _listed[: len(_value)] = _value
-    else:
-        _words[_k] = int(_value)
-'''
-_COMPILED = {"compiled", "inlined", "entry", "callback"}
-_PYTHON = "zico.swap"
-"""Constants that Python reads in these replays are set where they stand."""
-_GUARD_BINS = ("zico.trace.profile", "GUARD_BINS")
-"""A constant made of one that is changed."""
-
-
-def knobs() -> list[tuple[str, str]]:
-    """Return modules and names of the constants that compiled code reads, each once."""
-    read = [one for one in CONSTANTS if not one.module.startswith(_PYTHON)]
-    return [*dict.fromkeys((one.module, one.name) for one in read), _GUARD_BINS]
-
-
-class _Reads(ast.NodeTransformer):
-    """Replaces constants in compiled functions by reads of memory."""
-
-    def __init__(self, own: dict[str, str], of_modules: dict[str, dict[str, str]]) -> None:
-        self._own, self._of_modules = own, of_modules
-        self._is_inside = False
-        self.replaced = 0
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        names = {ast.unparse(one).partition("(")[0] for one in node.decorator_list}
-        if names & _COMPILED:
-            self._is_inside = True
-            node.body = [self.visit(one) for one in node.body]
-            self._is_inside = False
-        return node
-
-    def _read(self, node: ast.expr, found: str | None) -> ast.AST:
-        if found is None or not self._is_inside:
-            return self.generic_visit(node)
-        self.replaced += 1
-        return ast.parse(found, mode="eval").body
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self._read(node, self._own.get(node.id) if isinstance(node.ctx, ast.Load) else None)
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        of = self._of_modules.get(node.value.id, {}) if isinstance(node.value, ast.Name) else {}
-        return self._read(node, of.get(node.attr))
-
-
-def _with_knobs(source: str, module: str) -> str:
-    """Return a module's source whose compiled functions read constants from memory."""
-    values = {(one.module, one.name): one.value for one in CONSTANTS}
-    reads = {
-        knob: f"{'listed' if isinstance(values.get(knob), tuple) else 'whole'}_constant({k})"
-        for k, knob in enumerate(knobs())
-    }
-    tree = ast.parse(source)
-    own = {name: read for (owner, name), read in reads.items() if owner == module}
-    of_modules: dict[str, dict[str, str]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level == 0:
-            for alias in node.names:
-                if (read := reads.get((str(node.module), alias.name))) is not None:
-                    own[alias.asname or alias.name] = read
-                for (owner, name), read in reads.items():
-                    if owner == f"{node.module}.{alias.name}":
-                        of_modules.setdefault(alias.asname or alias.name, {})[name] = read
-    change = _Reads(own, of_modules)
-    tree = change.visit(tree)
-    if not change.replaced:
-        return source
-    at = next(i for i, node in enumerate(tree.body) if isinstance(node, ast.ImportFrom)) + 1
-    tree.body.insert(at, ast.parse("from zico.base.knobs import listed_constant, whole_constant").body[0])
-    return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
-
-
-def copied_to(directory: Path) -> None:
-    """Copy the package, as it is when it is installed, with constants in memory."""
-    package = directory / "zico"
-    for folder in ("zico", "adapters", "kernels", "lab"):
-        target = package if folder == "zico" else package / folder
-        shutil.copytree(common.ROOT / folder, target, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "base" / "knobs.py").write_text(_KNOBS)
-    for path in package.rglob("*.py"):
-        module = ".".join(path.relative_to(directory).with_suffix("").parts)
-        if path.name != "knobs.py":
-            source = path.read_text()
-            changed = _with_knobs(source, module)
-            if changed is not source:
-                path.write_text(changed)
+GUARD = ("zico.trace.profile", "GUARD_BINS")
+"""A constant made of one that is changed, in whole bins of half a curve."""
 
 
 # -- the replays, each in a process of its own -----------------------------------------------------
 
 
-def asked(tree: Path, replay: str, module: str = "", name: str = "", value: Value | None = None) -> Figures:
+def asked(replay: str, module: str = "", name: str = "", value: Value | None = None) -> Figures:
     """Return a replay's figures in a process in which one constant has another value."""
-    known: dict[tuple[str, str], Any] = {(one.module, one.name): one.value for one in CONSTANTS}
-    if module:
-        known[module, name] = value
-    known[_GUARD_BINS] = 128 >> int(known["zico.trace.profile", "_GUARD_SHIFT"])
-    environment = os.environ | {
-        "PYTHONPATH": str(tree),
-        "BENCHMARK_CONSTANTS": json.dumps([known[knob] for knob in knobs()]),
-        "OMP_NUM_THREADS": "1",
-    }
     words = [json.dumps([module, name, value])] if module else []
     done = subprocess.run(
         [sys.executable, __file__, "--ask", replay, *words],
-        env=environment,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         check=True,
         timeout=REPLAY_S,
@@ -247,12 +113,21 @@ def asked(tree: Path, replay: str, module: str = "", name: str = "", value: Valu
 
 
 def answer(replay: str, changed: str = "") -> None:
-    """Do a replay and print its figures; Python reads a changed constant where it stands."""
+    """Do a replay and print its figures."""
     sys.path.insert(0, str(common.ROOT / "tests"))  # for their training loops
-    if changed:
-        module, name, value = json.loads(changed)
-        setattr(importlib.import_module(module), name, value)
-    print(json.dumps(getattr(importlib.import_module(REPLAYS), replay)()))
+    replays = importlib.import_module(REPLAYS)
+    module, name, given = json.loads(changed) if changed else ("", "", 0)
+    value: Value = tuple(given) if isinstance(given, list) else given
+    read = dict.fromkeys((one.module, one.name) for one in CONSTANTS) | {GUARD: None}
+    length = f"-{len(value)}" if isinstance(value, tuple) else ""
+    changeable.read_from_memory(
+        [(importlib.import_module(of), called) for of, called in read], cache=f"replays{length}"
+    )
+    if module:
+        changeable.change(importlib.import_module(module), name, value)
+    if name == "_GUARD_SHIFT":
+        changeable.change(importlib.import_module(GUARD[0]), GUARD[1], 128 >> int(given))
+    print(json.dumps(getattr(replays, replay)()))
 
 
 # -- what is shown ---------------------------------------------------------------------------------
@@ -342,18 +217,14 @@ def main() -> None:
     ) | {"unchanged": {}, "changes": []}
     path = directory / "constants.json" if directory is not None else None
     _known(path, result)
-    with tempfile.TemporaryDirectory(prefix="zico-") as name:
-        tree = Path(name)
-        copied_to(tree)
-        if options.smoke:
-            one = CONSTANTS[-1]
-            found = asked(tree, one.replay), asked(tree, one.replay, one.module, one.name, one.others[0])
-            print(compared(*found))
-            return
-        _measure(result, tree, options, directory)
+    if options.smoke:
+        one = CONSTANTS[-1]
+        print(compared(asked(one.replay), asked(one.replay, one.module, one.name, one.others[0])))
+        return
+    _measure(result, options, directory)
 
 
-def _measure(result: dict[str, Any], tree: Path, options: Any, directory: Path | None) -> None:  # noqa: ANN401 - argparse
+def _measure(result: dict[str, Any], options: Any, directory: Path | None) -> None:  # noqa: ANN401 - argparse
     """Add what is missing of the changes that are asked for, one after the other; of each the commit is kept."""
     import time
 
@@ -361,14 +232,14 @@ def _measure(result: dict[str, Any], tree: Path, options: Any, directory: Path |
     done = {(one["replay"], one["constant"], _shown(one["to"])) for one in result["changes"]}
     for constant in _wanted(options.only):
         if constant.replay not in result["unchanged"]:
-            figures = asked(tree, constant.replay)
+            figures = asked(constant.replay)
             result["unchanged"][constant.replay] = {"commit": result["commit"], "figures": figures}
         for value in constant.others:
             if (constant.replay, constant.name, _shown(value)) in done or time.monotonic() - began_s > options.for_s:
                 continue
             common.note(f"{constant.key} {_shown(constant.value)} -> {_shown(value)}")
             change = {"replay": constant.replay, "constant": constant.name, "from": constant.value, "to": value}
-            figures = asked(tree, constant.replay, constant.module, constant.name, value)
+            figures = asked(constant.replay, constant.module, constant.name, value)
             result["changes"].append(change | {"commit": result["commit"], "figures": figures})
             common.write(result, text_of(result), directory)
 

@@ -17,29 +17,25 @@ Each is changed in turn. Ratios are of throughputs, changed over unchanged. Dete
     python benchmarks/search_constants.py -o benchmarks/results
     python benchmarks/search_constants.py -o benchmarks/results --only BETTER_BY --only RANK
 
-Compiled code reads the constants from memory here, so nothing is compiled for a value. That code is
-kept apart from Zico's. With ``--only``, a result of the same commit that is there is added to.
+Compiled code reads them from memory (``changeable.py``). With ``--only``, a result of the same
+commit that is there is added to.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 import itertools
 import json
-import os
 import random
 import statistics
-import sys
 from typing import TYPE_CHECKING, Any
 
 import common
 import few_jobs
 import greedy_comparison
 import numpy as np
-from llvmlite import binding, ir
-from numba.core.base import BaseContext
+from changeable import change, read_from_memory
 
 from zico.cli import room
 from zico.paging import tuning
@@ -92,61 +88,7 @@ CHANGES: tuple[tuple[ModuleType, str, tuple[str, ...], tuple[float, ...]], ...] 
 )
 
 
-# -- constants in memory ---------------------------------------------------------------------------
-
 NAMES = [name for _, name, _, _ in CHANGES]
-_SYMBOL = "zico_changeable"
-_MEMORY = (ctypes.c_int64 * len(CHANGES))()
-_I64 = ir.IntType(64)
-
-
-class Whole(int):
-    """A constant that compiled code reads from memory."""
-
-    at: int
-
-
-class Fraction(float):
-    """The same."""
-
-    at: int
-
-
-def change(module: ModuleType, name: str, value: float) -> None:
-    """Give a constant another value, in compiled code and in every module of Zico that has it by its name."""
-    at = NAMES.index(name)
-    before = getattr(module, name)
-    made: Whole | Fraction
-    if isinstance(before, int):
-        made = Whole(value)
-        ctypes.c_int64.from_buffer(_MEMORY, 8 * at).value = int(value)
-    else:
-        made = Fraction(value)
-        ctypes.c_double.from_buffer(_MEMORY, 8 * at).value = value
-    made.at = at
-    for other in [one for known, one in sys.modules.items() if known.startswith("zico.")]:
-        if vars(other).get(name) is before:
-            setattr(other, name, made)
-
-
-def _read_from_memory() -> None:
-    """Let Numba make of each of these constants what reads it, in code that is kept apart: where each is, it knows."""
-    os.environ["ZICO_CACHE_DIR"] = str(common.BUILT / "-".join(["changeable", *NAMES]))
-    binding.add_symbol(_SYMBOL, ctypes.addressof(_MEMORY))
-    as_before = BaseContext.get_constant_generic
-
-    def lower(context: Any, builder: Any, kind: Any, value: Any) -> Any:  # noqa: ANN401 - Numba's
-        if not isinstance(value, Whole | Fraction):
-            return as_before(context, builder, kind, value)
-        module = builder.module
-        known = _SYMBOL in module.globals
-        symbol = module.globals[_SYMBOL] if known else ir.GlobalVariable(module, ir.IntType(8), _SYMBOL)
-        address = builder.add(builder.ptrtoint(symbol, _I64), _I64(8 * value.at))
-        return builder.load(builder.inttoptr(address, context.get_value_type(kind).as_pointer()))
-
-    BaseContext.get_constant_generic = lower
-    for module, name, _, _ in CHANGES:
-        change(module, name, getattr(module, name))
 
 
 # -- cases -----------------------------------------------------------------------------------------
@@ -283,7 +225,7 @@ def main() -> None:
     options = parser.parse_args()
     settings = {"shares": SHARES, "every": EVERY, "wrong": [str(kind) for kind in WRONG], "cases": CASES, "seed": SEED}
     result = common.document(options.name, QUESTION, settings)
-    _read_from_memory()
+    read_from_memory([(module, name) for module, name, _, _ in CHANGES], cache="scheduler")
     directory = common.output_directory(options)
     changes = _before(result, directory) if options.only else []
     result["changes"] = changes
