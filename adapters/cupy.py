@@ -166,4 +166,4 @@ def _refuse_capture(*_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401 - what
     raise RuntimeError(message)
 
 
-joining.join()  # the import is the front door
+joining.enter()  # the import is the front door

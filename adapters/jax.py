@@ -225,4 +225,4 @@ def _redirect_plugin(**_plugin: Any) -> None:  # noqa: ANN401 - as JAX calls it,
         not_shared("jax", error)
 
 
-joining.join()  # the import is the front door
+joining.enter()  # the import is the front door

@@ -75,4 +75,4 @@ def redirect(joined: Session) -> None:
         raise HookError(message) from error
 
 
-joining.join()  # the import is the front door
+joining.enter()  # the import is the front door

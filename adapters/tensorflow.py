@@ -96,4 +96,4 @@ def _enable_cuda(joined: Session) -> None:
     xla.redirect(CUDA_LIBRARY)
 
 
-joining.join()  # the import is the front door
+joining.enter()  # the import is the front door

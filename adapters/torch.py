@@ -209,4 +209,4 @@ class _SwappingWhenNeeded(session.Watcher):
         return True
 
 
-joining.join()  # the import is the front door
+joining.enter()  # the import is the front door

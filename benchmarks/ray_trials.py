@@ -66,7 +66,7 @@ def trial(script: str, arguments: tuple[str, ...], losses: str) -> dict[str, Any
     except SystemExit as ended:
         if ended.code:
             raise RuntimeError(f"{script} ended with {ended.code}") from None
-    figures = zico.status() or {}
+    figures = zico.status() or zico.JobStatus()
     names = ("peak_bytes", "waited_s", "iterations", "spilled_bytes", "evicted_bytes")
     return {"losses": json.loads(Path(losses).read_text()), **{name: figures.get(name) for name in names}}
 

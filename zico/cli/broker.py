@@ -22,7 +22,6 @@ from zico.broker.client import BrokerClient
 from zico.broker.notes import read_head
 from zico.broker.starting import lines_of, start_broker, words_of
 from zico.cli.options import (
-    ANSWER_S,
     SOCKET,
     WORDS,
     PoolCommand,
@@ -34,6 +33,7 @@ from zico.cli.options import (
     settings_from,
     settings_of_each,
 )
+from zico.launch.brokers import ANSWER_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,8 @@ from zico.base.settings import HOST, OF_A_BROKER, OF_A_POOL, Setting, devices_of
 from zico.base.units import format_bytes, parse_size
 from zico.broker.client import BrokerClient
 from zico.broker.notes import read_head
-from zico.cli.options import ANSWER_S, described, given_in, settings_of_each
+from zico.cli.options import described, given_in, settings_of_each
+from zico.launch.brokers import ANSWER_S
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

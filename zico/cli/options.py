@@ -365,9 +365,6 @@ def writing_to(path: Path) -> Iterator[None]:
 
 # --------------------------------------------------------------------------------------------------
 
-ANSWER_S = 5.0
-"""A broker may take so long to answer a command."""
-
 
 def share_text(share: Share) -> str:
     """Return what a job gets beside the others."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from zico.broker.protocol.messages import Change
-from zico.cli.brokers import Brokers, Meant, broker_options
+from zico.cli.brokers import broker_options
+from zico.launch.brokers import Brokers, Meant
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,9 @@ import click
 
 from zico.base.decoding import to_json
 from zico.base.units import format_bytes
-from zico.cli.brokers import Brokers, broker_options
+from zico.cli.brokers import broker_options
 from zico.cli.options import share_text
+from zico.launch.brokers import Brokers
 from zico.report.console import TextConsole
 from zico.report.model import waits_for
 from zico.report.table import outside_lines

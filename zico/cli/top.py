@@ -18,8 +18,9 @@ from rich.live import Live
 
 from zico.base.errors import BrokerError, CommandError, ConfigError
 from zico.cli import limit, pause
-from zico.cli.brokers import Brokers, Meant, broker_options
+from zico.cli.brokers import broker_options
 from zico.cli.top_screen import Rates, Screen, frame, keys_in, pressed
+from zico.launch.brokers import Brokers, Meant
 from zico.report.console import TextConsole
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from zico.base.units import format_bytes
 from zico.broker.protocol.messages import Change, Share
 from zico.broker.shares import parse_weight
 from zico.cli.display import colour_of
-from zico.cli.limit import size_bytes_of
 from zico.cli.options import share_text
+from zico.launch.brokers import size_bytes_of
 from zico.report.model import state_of, waits_for
 from zico.report.table import outside_lines
 

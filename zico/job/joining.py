@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zico.base import interpreter
@@ -42,9 +43,8 @@ from zico.broker.starting import start_broker
 from zico.job import autoload, session
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from zico.broker.client import BrokerClient
+    from zico.broker.protocol.messages import Status
 
 _LOOK_S = 0.01
 _COMPARED_S = 30.0
@@ -57,7 +57,7 @@ _kept: list[BrokerClient] = []
 """The connection by which the broker knows that this process is there, before it joins."""
 
 
-def join(budget: str | None = None, device: str | None = None, name: str | None = None) -> None:
+def join(budget: str | None = None, device: str | None = None, name: str | None = None) -> Status | None:
     """Share this process's memory with the user's other jobs on a device.
 
     ``import zico.adapters.torch``, or another adapter, does the same with the defaults. Frameworks
@@ -73,20 +73,40 @@ def join(budget: str | None = None, device: str | None = None, name: str | None 
             ``zico broker``. A line on stderr says so where the pool has another one already.
         device: ``host`` or ``cuda:N``; by default as for ``zico broker``.
         name: What the job is called; by default as its script or its notebook.
+
+    Returns:
+        How the pool is now, before this process has a place in it; ``None``: it shares no memory.
     """
+    from zico.broker.client import BrokerClient
+
+    if not enter(budget, device, name):
+        return None
+    client = BrokerClient(Path(os.environ[SOCKET_VARIABLE]))
+    try:
+        return client.status()
+    except BrokerError as error:
+        autoload.complain("this process shares no memory", error)
+        return None
+    finally:
+        client.close()
+
+
+def enter(budget: str | None = None, device: str | None = None, name: str | None = None) -> bool:
+    """Do what ``join`` does and tell whether this process is to share memory; under ``zico run`` nobody is asked."""
     if os.environ.get(SWITCH_VARIABLE) == "off":
-        return
+        return False
     if not os.environ.get(SOCKET_VARIABLE):
         try:
             path = _open_pool(device, budget)
         except (ZicoError, OSError) as error:
             autoload.complain("this process shares no memory", error)
-            return
+            return False
         os.environ[SOCKET_VARIABLE] = str(path)
         if name:
             os.environ[JOB_VARIABLE] = name
     if not any(isinstance(finder, autoload.Finder) for finder in sys.meta_path):
         autoload.install()
+    return True
 
 
 def leave() -> None:
