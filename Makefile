@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 # Tests and benchmarks start hundreds of processes, each of which would compile all of Zico's Python again.
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
 DOCS_STAMP := $(VENV)/.installed-docs
 
 # What needs a GPU runs from the checkout, with no installer and no network, where there is no .venv and PYTHON has torch.
@@ -36,9 +37,15 @@ help: ## List the targets
 
 setup: $(STAMP) ## Create .venv with everything, at the tested versions
 
-$(STAMP): setup.cfg setup.py pyproject.toml constraints.txt
+$(DEMO_STAMP): setup.cfg setup.py pyproject.toml constraints.txt
+	@echo "$(VENV): PyTorch, TensorFlow and what Zico needs (a minute or two, 2 GB)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[torch,tensorflow,plot]'
+	touch $@
+
+$(STAMP): $(DEMO_STAMP)
+	@echo "$(VENV): what the tests need (a minute or two, 1.5 GB)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[all]'
 	touch $@
 
@@ -46,7 +53,7 @@ $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
-demo: setup ## Train a PyTorch and a TensorFlow job in three quarters of the sum of their peaks (about two minutes)
+demo: $(DEMO_STAMP) ## Train a PyTorch and a TensorFlow job in three quarters of the sum of their peaks (about two minutes)
 	$(BIN)/python benchmarks/demo.py
 
 # By file, so that what the tests of a file share is made once; in the order of tests/conftest.py.
@@ -75,7 +82,7 @@ WHEEL_STAMP := $(WHEEL)/.installed
 
 $(WHEEL_STAMP): setup.cfg setup.py constraints.txt
 	$(PYTHON) -m venv $(WHEEL)
-	sed -e '/^torch==/d; /^cuda-python==/d; /^nvidia-/d; s/^tensorflow-cpu==/tensorflow==/' constraints.txt > $(WHEEL)/constraints.txt
+	sed -e '/^torch==/d; /^cuda-bindings==/d; /^nvidia-/d; s/^tensorflow-cpu==/tensorflow==/' constraints.txt > $(WHEEL)/constraints.txt
 	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(WHEEL)/constraints.txt \
 		$(WHEEL_TORCH) pytest pytest-timeout --editable .
 	touch $@
@@ -334,6 +341,12 @@ gpu-cache: $(CARRY_STAMP) inplace ## Make what a machine with a GPU and no netwo
 	set -e; to=$(CARRIED)/$$($(CARRY)/bin/python -c '$(MINOR)'); mkdir -p $$to; mkdir -m 700 -p $(CARRY)/cache; rm -rf $$to/site; \
 	$(CARRY_PIP) --no-deps --target $$to/site $(CARRY_PACKAGES); \
 	ZICO_CACHE_DIR=$(CARRY)/cache PYTHONSAFEPATH=1 PYTHONPATH=build/inplace:benchmarks $(CARRY)/bin/python benchmarks/gpu/carry.py $$to
+
+dist: setup ## Build what a release uploads into build/dist, and check it
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine
+	rm -rf build/dist
+	$(BIN)/python -m build --outdir build/dist
+	$(BIN)/python -m twine check --strict build/dist/*
 
 size: setup ## Print lines per file and the longest functions
 	$(BIN)/python tests/size.py

@@ -78,7 +78,7 @@ def fake(target: str, model: DeviceModel) -> Trace:
     try:
         from_torch = importlib.import_module("zico.lab.frameworks.torch_fake")
     except ImportError as error:
-        raise ConfigError(f"--fake needs PyTorch ({error}): pip install 'zico[torch]'") from error
+        raise ConfigError(f"--fake needs PyTorch ({error}): pip install 'zico-memory[torch]'") from error
     with told_of(path, "check that it trains without --fake, or record it with -- CMD"):
         trace: Trace = from_torch.fake_trace(lambda: _build(path, function), model, job=f"{path.name}:{function}")
     allocates = trace.events["kind"] == Kind.ALLOC

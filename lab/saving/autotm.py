@@ -207,7 +207,7 @@ class _Program:
             from scipy.optimize import Bounds, LinearConstraint, milp
             from scipy.sparse import csr_array
         except ImportError:
-            raise ConfigError("the program of AutoTM needs SciPy: pip install 'zico[swap]'") from None
+            raise ConfigError("the program of AutoTM needs SciPy: pip install 'zico-memory[swap]'") from None
         chosen, n = len(self.copies), len(self.load)
         rows, columns, values = zip(*self._entries, strict=True)
         matrix = csr_array((values, (rows, columns)), shape=(len(self._bounds), self.n_columns))

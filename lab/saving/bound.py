@@ -285,7 +285,7 @@ class _Program:
             from scipy.optimize import linprog
             from scipy.sparse import csr_matrix
         except ImportError as error:
-            raise ConfigError("the bound of swap plans needs SciPy: pip install 'zico[swap]'") from error
+            raise ConfigError("the bound of swap plans needs SciPy: pip install 'zico-memory[swap]'") from error
         joined = [np.concatenate(part) for part in (self._values, self._rows, self._columns)]
         matrix = csr_matrix((joined[0], (joined[1], joined[2])), (self._n_rows, self.n))
         limits = np.stack([np.zeros(self.n), most]).T

@@ -231,7 +231,7 @@ class _Program:
         try:
             from scipy.optimize import Bounds, milp
         except ImportError:
-            raise ConfigError("the programs of Checkmate need SciPy: pip install 'zico[swap]'") from None
+            raise ConfigError("the programs of Checkmate need SciPy: pip install 'zico-memory[swap]'") from None
         n_columns = len(self._columns)
         cost, high, whole = np.zeros(n_columns), np.ones(n_columns), np.ones(n_columns)
         cost_scale = max(1, *self.graph.cost_ns)

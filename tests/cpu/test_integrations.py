@@ -76,11 +76,13 @@ def test_a_missing_library_is_one_sentence(tmp_path: Path, monkeypatch: pytest.M
     """It says what to install; what is missing within a library that is there goes through."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "half_a_library.py").write_text("import nowhere_at_all")
-    with pytest.raises(ImportError, match=r"needs Nowhere, which is not installed: pip install 'zico\[nowhere\]'"):
-        first_of(("nowhere.at_all", "nowhere_else"), "Nowhere", "zico[nowhere]")
+    with pytest.raises(
+        ImportError, match=r"needs Nowhere, which is not installed: pip install 'zico-memory\[nowhere\]'"
+    ):
+        first_of(("nowhere.at_all", "nowhere_else"), "Nowhere", "zico-memory[nowhere]")
     with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
-        first_of(("half_a_library", "json"), "Half", "zico[half]")
-    assert first_of(("nowhere.at_all", "json"), "Nowhere", "zico[nowhere]") is sys.modules["json"]
+        first_of(("half_a_library", "json"), "Half", "zico-memory[half]")
+    assert first_of(("nowhere.at_all", "json"), "Nowhere", "zico-memory[nowhere]") is sys.modules["json"]
 
 
 def test_trials_tell_their_figures_however_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +170,7 @@ def test_ray_that_is_missing_or_not_tested_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without Ray the import says what to install; another version is used, and a line says which one was tested."""
-    with pytest.raises(ImportError, match=r"needs Ray, which is not installed: pip install 'zico\[ray\]'"):
+    with pytest.raises(ImportError, match=r"needs Ray, which is not installed: pip install 'zico-memory\[ray\]'"):
         import_with(monkeypatch, None)
     stand_in: Any = ModuleType("ray")
     stand_in.__version__ = "2.600.1"

@@ -193,7 +193,9 @@ def test_a_job_with_a_pythonpath_of_its_own_is_watched_once(installed: str, path
 
 def test_the_installed_package_has_the_pth_file() -> None:
     """It lies at the root of site-packages, where Python looks for such files, in editable installs, too."""
-    found = importlib.metadata.distributions(name="zico")  # a checkout's own metadata may lie beside the installed
+    found = importlib.metadata.distributions(
+        name="zico-memory"
+    )  # a checkout's own metadata may lie beside the installed
     assert any("zico.pth" in map(str, distribution.files or ()) for distribution in found)
 
 

@@ -53,7 +53,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             str(environment / "bin" / "python"),
             "install",
             *none,
-            str(base / "zico-0.1.0-py3-none-any.whl"),
+            *("--find-links", str(base), "zico-memory"),
         ],
     ):
         subprocess.run(command, env=clean_environment(), timeout=PATIENCE_S, check=True, stdout=subprocess.DEVNULL)

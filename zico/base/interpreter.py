@@ -4,7 +4,7 @@ How it works
     Such a process runs the ``zico`` of the process that starts it, and no other. Python alone would
     look for a package of that name in the current directory, in ``PYTHONPATH`` and in the user's
     site packages. So the process starts isolated (``-I``) and without ``site`` (``-S``). It runs this
-    file, by its path, and gets the places of ``zico`` and of its packages as its last argument. Its
+    file, by its path, and gets the places of ``zico`` and of packages as its last argument. Its
     path for modules is the standard library, then what the path of its starter has beside that,
     then its own site packages. This file then runs the module or the code that Python would have run.
 
@@ -33,8 +33,6 @@ from pathlib import Path
 _NAME = "zico"
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Libraries would start a thread for each processor, and nothing here multiplies matrices."""
-_BESIDE = ("adapters", "kernels", "lab")
-"""Packages of Zico's that an editable install keeps beside it instead of in it."""
 
 
 def bare(*words: str) -> list[str]:
@@ -50,15 +48,8 @@ def command(*words: str) -> list[str]:
         words: What would follow ``python``: ``-m`` and a module, or ``-c`` and code, and arguments.
     """
     # The places come last: who lists processes sees first what they do.
-    return bare(str(Path(__file__).absolute()), *words, json.dumps({"package": _package(), "path": _path()}))
-
-
-def _package() -> list[str]:
-    folders = [Path(__file__).absolute().parents[1]]
-    for name in _BESIDE:
-        found = importlib.util.find_spec(f"{_NAME}.{name}")
-        folders += [Path(place).absolute().parent for place in found.submodule_search_locations or ()] if found else []
-    return list(dict.fromkeys(map(str, folders)))
+    here = Path(__file__).absolute()
+    return bare(str(here), *words, json.dumps({"package": str(here.parents[1]), "path": _path()}))
 
 
 def _path() -> list[str]:
@@ -115,17 +106,16 @@ def _set_path(path: list[str]) -> None:
     sys.path[:] = dict.fromkeys([*library, *path, *sys.path])
 
 
-def _set_package(folders: list[str]) -> None:
-    """Let ``zico`` be the package in the first of the folders; its modules are looked for in all of them."""
-    file = f"{folders[0]}/__init__.py"
+def _set_package(folder: str) -> None:
+    """Let ``zico`` be the package in a folder."""
+    file = f"{folder}/__init__.py"
     # Something in this interpreter's site packages may have imported it, or another one.
     loaded = sys.modules.get(_NAME)
     if loaded is not None and loaded.__file__ == file:
-        loaded.__path__ = folders
         return
     for name in [name for name in sys.modules if name.partition(".")[0] == _NAME]:
         del sys.modules[name]
-    spec = importlib.util.spec_from_file_location(_NAME, file, submodule_search_locations=folders)
+    spec = importlib.util.spec_from_file_location(_NAME, file, submodule_search_locations=[folder])
     if spec is None or spec.loader is None:
         raise ImportError(file)
     sys.modules[_NAME] = package = importlib.util.module_from_spec(spec)

@@ -68,7 +68,7 @@ class Address:
             ConfigError: prometheus-client is not installed, or the port or the path cannot be used.
         """
         if find_spec("prometheus_client") is None:
-            raise ConfigError(f"{wanted.origin}: prometheus-client is not installed: pip install zico[metrics]")
+            raise ConfigError(f"{wanted.origin}: prometheus-client is not installed: pip install zico-memory[metrics]")
         where = parse_metrics(wanted.value)
         self._path = where if isinstance(where, Path) else None
         family = socket.AF_INET if self._path is None else socket.AF_UNIX

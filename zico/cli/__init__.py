@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zico import __version__
+try:
+    from zico import __version__
+except ImportError:  # the index has another distribution named zico, whose zico/__init__.py has none
+    raise ImportError(
+        "zico/__init__.py is another package's: pip uninstall zico, then "
+        "pip install --force-reinstall --no-deps zico-memory"
+    ) from None
 from zico.base.errors import CommandError, ConfigError, ZicoError, sentence_of
 from zico.base.interpreter import at_limit
 from zico.base.units import format_bytes

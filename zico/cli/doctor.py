@@ -46,7 +46,7 @@ def _show(found: Diagnosis) -> None:
         table.add_row(name, _verdict(finding.active, "active", "not active"), _detail(finding))
     console.print(table)
     if not found.frameworks:
-        console.print("no framework is installed here: pip install 'zico[torch]' or 'zico[tensorflow]'")
+        console.print("no framework is installed here: pip install 'zico-memory[torch]' or 'zico-memory[tensorflow]'")
 
 
 def _verdict(good: bool, yes: str, no: str) -> Text:  # noqa: FBT001 - it chooses between two words

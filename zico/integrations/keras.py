@@ -9,7 +9,7 @@ from zico.integrations.figures import figures
 
 TESTED_VERSION = "3.15"
 
-keras = first_of(("keras",), "Keras", "zico[tensorflow]")
+keras = first_of(("keras",), "Keras", "zico-memory[tensorflow]")
 
 
 class ZicoCallback(keras.callbacks.Callback):  # type: ignore[misc,name-defined]  # the module is known when this runs

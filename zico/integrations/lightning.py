@@ -9,7 +9,7 @@ from zico.integrations.figures import figures
 
 TESTED_VERSION = "2.6"
 
-pytorch = first_of(("lightning.pytorch", "pytorch_lightning"), "Lightning", "zico[lightning]")
+pytorch = first_of(("lightning.pytorch", "pytorch_lightning"), "Lightning", "zico-memory[lightning]")
 
 
 class ZicoCallback(pytorch.Callback):  # type: ignore[misc,name-defined]  # the module is known when this runs

@@ -36,7 +36,7 @@ RETRY_OF = f"{PREFIX}retry_of"
 
 _SAYS = re.compile(r"out of ?memory|\bOOM\b|can't allocate memory|RESOURCE_?EXHAUSTED|MemoryError", re.IGNORECASE)
 
-optuna = first_of(("optuna",), "Optuna", "zico[optuna]")
+optuna = first_of(("optuna",), "Optuna", "zico-memory[optuna]")
 
 
 def measured(

@@ -46,7 +46,7 @@ _PACKAGE = Path(joining.__file__).parent.parent
 _BUDGET = "_budget"
 _RESOURCE = re.compile(r"zico_(host|cuda_\d{1,4})")
 
-ray = first_of(("ray",), "Ray", "zico[ray]")
+ray = first_of(("ray",), "Ray", "zico-memory[ray]")
 if not f"{ray.__version__}.".startswith(f"{TESTED_VERSION}."):
     inform(
         f"Ray {ray.__version__} is not what this was tested with ({TESTED_VERSION}): if it does not work, "

@@ -9,7 +9,7 @@ from zico.integrations.figures import figures
 
 TESTED_VERSION = "5.24"
 
-transformers = first_of(("transformers",), "Hugging Face Transformers", "zico[transformers]")
+transformers = first_of(("transformers",), "Hugging Face Transformers", "zico-memory[transformers]")
 
 
 class ZicoCallback(transformers.TrainerCallback):  # type: ignore[misc,name-defined]  # known when this runs

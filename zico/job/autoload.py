@@ -183,8 +183,11 @@ def not_shared(framework: str, error: BaseException) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error says, as one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return what an error says, as one line; of a package that this environment lacks also what to do."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ModuleNotFoundError):
+        return f"{reason}: {sys.prefix}/bin/python -m pip install zico-memory"
+    return reason
 
 
 def complain(what: str, error: BaseException) -> None:

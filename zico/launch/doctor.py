@@ -15,6 +15,7 @@ import sys
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from zico import __version__
 from zico.base.errors import DriverError, ZicoError
 from zico.base.mps import CONTROL, daemon_at
 from zico.base.paths import cache_refusal
@@ -142,6 +143,13 @@ print("TESTED", getattr(adapter, "TESTED_VERSION", ""))
 """
 
 
+JOB_PACKAGES = ("msgspec", "numba", "numpy", "platformdirs")
+"""Packages beside its framework that a job imports; its environment may be another one than that of ``zico run``."""
+_LACKS = """
+import importlib.util, zico
+lacking = [name for name in {packages} if importlib.util.find_spec(name) is None]
+print(getattr(zico, "__version__", ""), " and ".join(lacking))
+"""
 _WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 """A trial on the host device has these, since frameworks that find a GPU put their tensors there."""
 _XLA = "arrays and programs' workspaces are in the pool; what cuBLAS, cuDNN and NCCL allocate is outside the budget"
@@ -296,7 +304,10 @@ def installed_versions() -> Iterator[tuple[str, str]]:
 
 def _checks(settings: Settings, argv: Sequence[str]) -> Iterator[Check]:
     yield _check_flags(argv)
-    yield _check_injection(argv)
+    injection = _check_injection(argv)
+    yield injection
+    if injection.passed:
+        yield _check_packages(_interpreter_of(argv))
     yield _check_device()
     yield _check_cache()
     yield _check_sockets()
@@ -317,20 +328,45 @@ def _check_flags(argv: Sequence[str]) -> Check:
 
 
 def _check_injection(argv: Sequence[str]) -> Check:
-    is_python = bool(argv) and PYTHON.fullmatch(PurePath(argv[0]).name) is not None
-    interpreter = argv[0] if is_python else sys.executable
+    interpreter = _interpreter_of(argv)
     reason = _why_unwatched(interpreter)
     return Check("injection", passed=not reason, detail=reason or f"{interpreter} watches imports")
+
+
+def _interpreter_of(argv: Sequence[str]) -> str:
+    is_python = bool(argv) and PYTHON.fullmatch(PurePath(argv[0]).name) is not None
+    return argv[0] if is_python else sys.executable
+
+
+def _check_packages(interpreter: str) -> Check:
+    """Say whether an interpreter's environment has what a job needs, which may be another one than ours."""
+    code = _LACKS.format(packages=JOB_PACKAGES)
+    try:
+        tried = _started_as_a_job(interpreter, "-c", code)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("packages", passed=False, detail=f"{interpreter} cannot be started: {error}")
+    version, _, lacking = tried.stdout.decode(errors="replace").strip().partition(" ")
+    install = f"{interpreter} -m pip install zico-memory=={__version__}"
+    if lacking:
+        return Check("packages", passed=False, detail=f"{interpreter} lacks {lacking}: {install}")
+    if version != __version__:
+        found = f"Zico {version}" if version else "no Zico that can be imported"
+        return Check("packages", passed=False, detail=f"{interpreter} has {found}, this is {__version__}: {install}")
+    return Check("packages", passed=True, detail=f"{interpreter} has what a job needs")
+
+
+def _started_as_a_job(interpreter: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    environ = job_environment(os.environ, Path("/nonexistent"), "doctor")
+    return subprocess.run(  # noqa: S603 - the user's own interpreter
+        [interpreter, *arguments], env=environ, timeout=START_S, check=False, capture_output=True
+    )
 
 
 def _why_unwatched(interpreter: str, *flags: str) -> str:
     """Start the interpreter as a job's and return why it does not watch imports, empty if it does."""
     code = "import sys; sys.exit(not any(type(f).__module__ == 'zico.job.autoload' for f in sys.meta_path))"
-    environ = job_environment(os.environ, Path("/nonexistent"), "doctor")
     try:
-        tried = subprocess.run(  # noqa: S603 - the user's own interpreter
-            [interpreter, *flags, "-c", code], env=environ, timeout=START_S, check=False, capture_output=True
-        )
+        tried = _started_as_a_job(interpreter, *flags, "-c", code)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{interpreter} cannot be started: {error}"
     if tried.returncode == 0:

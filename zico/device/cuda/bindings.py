@@ -28,7 +28,7 @@ _OPEN_FILES = Path("/proc/self/fd")
 _MAPPINGS = Path("/proc/self/maps")
 _MAPPED_FILE = 5  # the field of a line that is a path (proc_pid_maps(5))
 _LIBRARY = "libcuda.so.1"
-_NO_BINDINGS = "the package cuda.bindings is missing: pip install cuda-python"
+_NO_BINDINGS = "the package cuda.bindings is missing: pip install 'zico-memory[gpu]'"
 _NO_LIBRARY = (
     f"the NVIDIA driver's library {_LIBRARY} could not be used: install the NVIDIA driver, and in a container start it "
     "with the GPU (docker run --gpus all)"
