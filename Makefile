@@ -309,6 +309,7 @@ docs: setup $(DOCS_STAMP) ## Build the documentation's site into build/docs; a w
 	mkdir -p build/docs-source
 	for entry in $(DOCUMENTS); do ln -s "$(CURDIR)/$$entry" build/docs-source/; done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python tests/site_check.py build/docs
 
 bench-gpu: $(GPU_SETUP) ## Measure what needs a GPU (about eight minutes; OFFLINE=1: with PYTHON as it is)
 	$(GPU_PYTHON) -m zico.base.warming

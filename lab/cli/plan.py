@@ -11,9 +11,9 @@ import click
 
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes, parse_size
-from zico.cli.options import errors_end_with, whole_option, write_file
+from zico.cli.options import errors_end_with, json_option, told_as_json, whole_option, write_file
 from zico.lab.cli.plan_function import is_function, plan_function
-from zico.lab.cli.plan_save import SaveAsked, Work, plan_saving, save_options, tell_json
+from zico.lab.cli.plan_save import SaveAsked, Work, plan_saving, save_options
 from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Report:
 )
 @click.option("--iteration", type=int, metavar="N", help="The iteration of a trace (default: a typical one).")
 @whole_option
-@click.option("--json", "json_path", type=_FILE, metavar="FILE", help="Write the figures to FILE as JSON; - is stdout.")
+@json_option
 @click.option(
     "-o",
     "plan_path",
@@ -203,7 +203,7 @@ def _cost(row: Row) -> tuple[float, ...]:
 
 
 def _show(report: Report, json_path: Path | None) -> None:
-    if tell_json(report, json_path):
+    if told_as_json(report, json_path):
         return
     console = TextConsole()
     console.say(

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes
+from zico.cli.options import told_as_json
 from zico.lab.cli.fake import defined, named, told_of
-from zico.lab.cli.plan_save import limit_of, tell_json
+from zico.lab.cli.plan_save import limit_of
 from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def _jax(build: Build, name: str, asked: SaveAsked, _work: Work) -> PassesReport
 
 
 def _show(report: PassesReport, json_path: Path | None) -> None:
-    if tell_json(report, json_path):
+    if told_as_json(report, json_path):
         return
     console = TextConsole()
     limit = "" if report.limit_bytes is None else f", limit {format_bytes(report.limit_bytes)}"

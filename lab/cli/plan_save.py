@@ -12,7 +12,7 @@ import numpy as np
 
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes, parse_size
-from zico.cli.options import STDOUT, write_file, write_json, writing_to
+from zico.cli.options import told_as_json, write_file
 from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
@@ -82,16 +82,9 @@ class SaveReport:
     schema_version: str = SCHEMA
 
 
-def tell_json(report: object, json_path: Path | None) -> bool:
-    """Write a report for ``--json``, if a path was given; tells whether that was ``-``, so that stdout has it alone."""
-    with writing_to(json_path or STDOUT):
-        write_json(report, json_path)
-    return json_path == STDOUT
-
-
 def show(report: SaveReport, json_path: Path | None) -> None:
     """Print the table, or write the figures as JSON; ``-`` is stdout."""
-    if tell_json(report, json_path):
+    if told_as_json(report, json_path):
         return
     console = TextConsole()
     limit = "" if report.limit_bytes is None else f", limit {format_bytes(report.limit_bytes)}"

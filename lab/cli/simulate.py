@@ -13,7 +13,7 @@ import click
 
 from zico.base.errors import ConfigError, ProblemError
 from zico.base.units import format_bytes, parse_size
-from zico.cli.options import STDOUT, check_outputs, errors_end_with, write_file, write_json, writing_to
+from zico.cli.options import STDOUT, check_outputs, errors_end_with, json_option, write_file, write_json, writing_to
 from zico.lab.simulator.points import NONE, SWAP, points_of
 from zico.planning.saving.registry import SAVES
 from zico.report.console import TextConsole
@@ -259,13 +259,7 @@ _DRAWN_ITERATIONS = 6
 )
 @click.option("--seconds", type=float, metavar="S", help="Length of the simulation (default: by the jobs' iterations).")
 @click.option("--seed", type=click.IntRange(0, 1 << 31), default=0, show_default=True, help="Seed of the jobs' jitter.")
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the figures to FILE as JSON; - is stdout.",
-)
+@json_option
 @click.option(
     "--report",
     "report_dir",

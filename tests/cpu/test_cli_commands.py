@@ -8,6 +8,7 @@ import pytest
 
 from zico.base.errors import ConfigError
 from zico.base.rundir import MAX_SOCKET_PATH_BYTES, base_directory, known_sockets, run_directory
+from zico.cli.options import with_json_words
 from zico.launch.devices import host_memory
 from zico.launch.figures import JobOutcome, Outcome
 from zico.launch.jobs import INJECT, MAX_COMMANDS, default_name, job_environment, name_commands, split_commands
@@ -174,3 +175,21 @@ def test_the_first_failure_in_time_decides() -> None:
     ended = [JobOutcome(command, code, 1.0, ended_s) for code, ended_s in ((0, 1.0), (3, 9.0), (4, 5.0))]
     assert Outcome(tuple(ended), None).exit_code == 4
     assert Outcome(tuple(ended[:1]), None).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "then"),
+    [
+        (["status", "--json"], ["status", "--json=-"]),
+        (["status", "--json=a"], ["status", "--json=a"]),
+        (["fit", "--json", "a.json"], ["fit", "--json=-", "a.json"]),
+        (["run", "--json", "a.json", "true"], ["run", "--json", "a.json", "true"]),
+        (["run", "--json", "-", "true"], ["run", "--json", "-", "true"]),
+        (["run", "--json", "python a.py b.json"], ["run", "--json=-", "python a.py b.json"]),
+        (["run", "--", "a", "--json"], ["run", "--", "a", "--json"]),
+        ([], []),
+    ],
+)
+def test_json_alone_means_standard_output(words: list[str], then: list[str]) -> None:
+    """What follows is no file but where it was one before; a command of the user's is left alone."""
+    assert with_json_words(words) == then

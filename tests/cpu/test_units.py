@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes and times as people write them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zico.base.errors import ConfigError
-from zico.base.units import GIB, KIB, MIB, TIB, format_bytes, parse_size
+from zico.base.units import GIB, KIB, MIB, TIB, format_bytes, parse_size, parse_time
 
 MEMORY = 64 * GIB
 FACTORS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
@@ -93,3 +93,18 @@ def test_a_printed_size_reads_back_within_its_precision(size_bytes: int) -> None
 def test_sizes_print_in_the_largest_fitting_unit(size_bytes: int, text: str) -> None:
     """Sizes print in the largest power of 1024 that leaves at least one."""
     assert format_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("8h", 28800), ("90m", 5400), ("1h30m", 5400), ("2d", 172800), ("30", 30), ("1m05s", 65)]
+)
+def test_times_are_read(text: str, seconds: float) -> None:
+    """Days, hours, minutes and seconds, in this order, and plain seconds."""
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0h", "-1h", "1w", "30m1h", "1.5h", "h", "400d", "9" * 400])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    """The sentence says what was given and what may be."""
+    with pytest.raises(ConfigError, match="is not a time: give more than zero and at most a year, such as 8h"):
+        parse_time(text)

@@ -197,7 +197,7 @@ def test_jobs_that_never_fit_beside_each_other_are_named(capsys: pytest.CaptureF
         ([PAIR, "--budget", "70%", "--seconds", "0"], "--seconds 0: give a number above 0"),
         ([PAIR, "--budget", "70%", "--seconds", "nan"], "--seconds nan: give a number above 0"),
         ([PAIR, "--budget", "70%", "--seconds", "1e300"], "--seconds 1e+300: give a number above 0, at most 1e+08"),
-        ([PAIR, "--budget", "70%", "--json", "/nowhere/x"], "--json: the directory '/nowhere' does not exist"),
+        ([PAIR, "--budget", "70%", "--json=/nowhere/x"], "--json: the directory '/nowhere' does not exist"),
         ([PAIR, "--budget", "70%", "--report", "/proc/x"], "--report: cannot write to '/proc/x'"),
         (["nowhere.json", "--budget", "70%"], "nowhere.json: no such file or directory: give a file of jobs, or {...}"),
         (['{"jobs": []}', "--budget", "70%"], "the jobs: has no jobs: give a list with at least one job"),

@@ -120,3 +120,23 @@ def test_the_package_shows_what_it_has() -> None:
     ).stdout  # fmt: skip
     assert all(f"\n    {name}(" in shown for name in ("iteration", "join", "leave", "run", "status", "step"))
     assert "class Pool(" in shown
+
+
+def test_a_shell_completes_policies_jobs_and_runs(nursery: Nursery) -> None:
+    """What a shell asks for while a pool runs: options, policies, jobs; nothing where nobody answers."""
+
+    def completed(line: str, **environ: str) -> list[str]:
+        words = {"_ZICO_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+        done = subprocess.run(
+            [sys.executable, "-m", "zico"],
+            env=clean_environment() | words | environ,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert not done.stderr
+        return [word.partition(",")[2] for word in done.stdout.splitlines() if word]
+
+    with pool() as made, nursery.job(made, "train"):
+        assert completed("zico pause t", ZICO_SOCKET=str(made.socket)) == ["train"]
+        assert completed("zico limit --job t", ZICO_SOCKET=str(made.socket)) == ["train"]
+    assert completed("zico pause t", ZICO_SOCKET=str(made.socket)) == []
+    assert completed("zico run --policy sh") == ["shift"]

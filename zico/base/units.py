@@ -64,6 +64,25 @@ def format_bytes(size_bytes: float) -> str:
     return f"{value:.0f} {unit}" if is_whole else f"{value:.1f} {unit}"
 
 
+_TIME = re.compile(r"(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?:(?P<s>\d+)s?)?", re.ASCII)
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+MAX_TIME_S = 366 * 86400
+
+
+def parse_time(text: str) -> float:
+    """Return the seconds that ``text`` names: ``8h``, ``90m``, ``1h30m``, ``2d``, or seconds as they are.
+
+    Raises:
+        ConfigError: The text is none of these, is not positive, or is more than a year.
+    """
+    match = _TIME.fullmatch(text.strip().lower())
+    parts = match.groupdict(default="") if match is not None else {}
+    seconds = sum(int(number[:12]) * _SECONDS[unit] for unit, number in parts.items() if number)
+    if not 0 < seconds <= MAX_TIME_S:
+        raise ConfigError(f"{text!r} is not a time: give more than zero and at most a year, such as 8h, 90m or 1h30m")
+    return float(seconds)
+
+
 def parse_whole(text: str, least: int, most: int) -> int | None:
     """Return the whole number that a text is, ``None`` if it is none from ``least`` to ``most``."""
     if _WHOLE.fullmatch(text) is None:

@@ -22,6 +22,7 @@ except ImportError:  # the index has another distribution named zico, whose zico
 from zico.base.errors import CommandError, ConfigError, ZicoError, sentence_of
 from zico.base.interpreter import at_limit
 from zico.base.units import format_bytes
+from zico.cli.options import with_json_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +34,11 @@ INTERRUPTED_CODE = 130
 MAX_REASON_CHARS = 200
 
 
-COMMANDS = (*("broker", "doctor", "fit", "limit", "pause", "resume", "run", "status", "top", "trace"),)
+COMMANDS = (
+    *("attach", "broker", "doctor", "fit", "limit", "logs", "pause", "resume", "run", "status", "stop", "top", "trace"),
+)
 """Each is a click command in the module of its name, or in the one of ``_MODULES``."""
-_MODULES = {"resume": "pause"}
+_MODULES = {"resume": "pause", "attach": "detached", "logs": "detached", "stop": "detached"}
 GROUP = "zico.commands"
 """Entry points that are commands, too: those of the laboratory."""
 
@@ -78,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _open_streams()
     try:
-        code = int(command.main(args=arguments, prog_name="zico", standalone_mode=False) or 0)
+        words = with_json_words(sys.argv[1:] if arguments is None else arguments)
+        code = int(command.main(args=words, prog_name="zico", standalone_mode=False) or 0)
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()

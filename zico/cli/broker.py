@@ -13,7 +13,6 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from zico.base.decoding import to_json
 from zico.base.errors import CommandError, ConfigError, ZicoError
 from zico.base.rundir import base_directory, socket_for
 from zico.base.settings import DEFAULT_EXPECTED_JOBS, SOCKET_VARIABLE, device_of, devices_of
@@ -28,10 +27,12 @@ from zico.cli.options import (
     PoolGroup,
     described,
     given_in,
+    json_option,
     pool_options,
     setting,
     settings_from,
     settings_of_each,
+    told_as_json,
 )
 from zico.launch.brokers import ANSWER_S
 
@@ -293,16 +294,14 @@ class Daemon(msgspec.Struct, frozen=True):
 @broker.command(cls=PoolCommand)
 @_device
 @_socket
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
-def status(ctx: click.Context, /, *, socket: Path | None, as_json: bool, **_settings: object) -> int:
+def status(ctx: click.Context, /, *, socket: Path | None, json_path: Path | None, **_settings: object) -> int:
     """Say which brokers run, and which pools have lost theirs. Exit code: 0 if a broker runs, else 1."""
     chosen = socket is not None or ctx.get_parameter_source("device") is ParameterSource.COMMANDLINE
     paths = [path for _, path in _places(ctx, socket)] if chosen else known()
     found = [daemon for daemon in map(_look, paths) if daemon is not None]
-    if as_json:
-        click.echo(to_json({"schema_version": STATUS_SCHEMA, "brokers": found}), nl=False)
-    else:
+    if not told_as_json({"schema_version": STATUS_SCHEMA, "brokers": found}, json_path):
         for daemon in found:
             click.echo(_line(daemon))
         if not found:

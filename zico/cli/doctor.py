@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 from rich.text import Text
 
-from zico.base.decoding import to_json
 from zico.base.errors import ConfigError
-from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with
+from zico.cli.options import AFTER_DASHES, DashesCommand, json_option, settings_with, told_as_json
 from zico.launch.doctor import Diagnosis, Finding, diagnose
 from zico.report.console import TextConsole
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TRIAL_BUDGET = "256MiB"
 
 
 @click.command(cls=DashesCommand, epilog="A command may follow --, and runs to its end: zico doctor -- python train.py")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.option("--budget", metavar="SIZE", default=TRIAL_BUDGET, help=f"Memory for the trial (default: {TRIAL_BUDGET}).")
 @click.pass_context
-def doctor(ctx: click.Context, *, as_json: bool, budget: str) -> int:
+def doctor(ctx: click.Context, *, json_path: Path | None, budget: str) -> int:
     """Check whether Zico works here, and say why if it does not.
 
     It tries each installed framework, or the command after --. The exit code is 0 if Zico is active
@@ -28,9 +32,7 @@ def doctor(ctx: click.Context, *, as_json: bool, budget: str) -> int:
     if argv == () and AFTER_DASHES in ctx.meta:
         raise ConfigError("no command after --: give a program and its arguments")
     found = diagnose(settings_with(["--budget", budget], n_jobs=1), argv)
-    if as_json:
-        click.echo(to_json(found), nl=False)
-    else:
+    if not told_as_json(found, json_path):
         _show(found)
     return 0 if found.active else 1
 

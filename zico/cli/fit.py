@@ -14,11 +14,10 @@ import click
 from click.core import ParameterSource
 
 from zico.base import laboratory
-from zico.base.decoding import to_json
 from zico.base.errors import CommandError, ConfigError, ProblemError
 from zico.base.settings import DEFAULT_POLICY, DEFAULT_REGION_BYTES, HOST, cuda_region_bytes
 from zico.base.units import MIB, format_bytes, parse_size
-from zico.cli.options import errors_end_with, whole_option
+from zico.cli.options import errors_end_with, json_option, told_as_json, whole_option
 from zico.cli.trace import format_seconds
 from zico.planning.saving.registry import SAVES
 from zico.report.console import TextConsole
@@ -73,7 +72,7 @@ class Report:
 @click.option("--mps", is_flag=True, help="Measure under MPS, too.")
 @click.option("--seconds", type=float, metavar="S", help="How long iterations are counted in each run (default: 10).")
 @click.option("--deadline", type=float, metavar="S", help="How long each run may take to get there (default: 600).")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 @errors_end_with(FAILED)
 def fit(ctx: click.Context, /, **_given: object) -> int:
@@ -121,7 +120,7 @@ def _fit_commands(chosen: Collection[str], told: Mapping[str, Any]) -> int:
         mps=told["mps"],
         seconds=times_s["seconds"],
         deadline_s=times_s["deadline"],
-        as_json=told["as_json"],
+        json_path=told["json_path"],
     )
 
 
@@ -160,9 +159,7 @@ def _fit_files(files: tuple[Path, ...], told: Mapping[str, Any]) -> int:
         found = fit_saving(found, loads, points, budget_regions, policy, region_bytes)
     peak_bytes = found.peak * region_bytes
     report = Report(found.answer.value, whole_bytes, region_bytes, told["policy"], peak_bytes, found.reason, found.jobs)
-    if told["as_json"]:
-        click.echo(to_json(report), nl=False)
-    else:
+    if not told_as_json(report, told["json_path"]):
         _show(report)
     return DOES_NOT_FIT if found.answer is Answer.NO else FITS
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zico.base.units import format_bytes
-from zico.cli.brokers import JOB_HELP, broker_options
+from zico.cli.brokers import JOB_HELP, broker_options, jobs_begun
 from zico.cli.options import share_text
 from zico.launch.brokers import Brokers, Meant, change_of
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("size", required=False)
-@click.option("--job", metavar="NAME[/PID]", help=f"Change this job instead of the budget. {JOB_HELP}")
+@click.option(
+    "--job", metavar="NAME[/PID]", shell_complete=jobs_begun, help=f"Change this job instead of the budget. {JOB_HELP}"
+)
 @click.option("--weight", metavar="W", help="How much the job's throughput counts.")
 @click.option("--priority", metavar="N", help="Jobs of a higher priority start first.")
 @click.option("--slo", metavar="10%", help="By how much the job may be slower than alone; none removes the promise.")

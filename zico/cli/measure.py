@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from zico.base.decoding import to_json
 from zico.base.errors import ConfigError
 from zico.base.settings import HOST, Setting, kind_of
 from zico.base.units import format_bytes
 from zico.broker.trials import LEAST_WAITED
-from zico.cli.options import settings_with
+from zico.cli.options import settings_with, told_as_json
 from zico.launch.jobs import split_commands
 from zico.launch.measuring import measure
 from zico.launch.pools import Target
@@ -23,6 +22,7 @@ from zico.report.console import TextConsole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from zico.base.settings import Settings
     from zico.launch.jobs import Command
@@ -65,7 +65,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def run_measured(
-    texts: Sequence[str], words: Sequence[str], *, mps: bool, seconds: float, deadline_s: float, as_json: bool
+    texts: Sequence[str], words: Sequence[str], *, mps: bool, seconds: float, deadline_s: float, json_path: Path | None
 ) -> int:
     """Measure the commands, print the figures, and return the exit code.
 
@@ -75,7 +75,7 @@ def run_measured(
         mps: Measure under MPS as well.
         seconds: How long iterations are counted in each run.
         deadline_s: How long each run may take.
-        as_json: Print JSON.
+        json_path: Where the figures go as JSON.
 
     Raises:
         ConfigError: There are fewer than two commands, or an option does not suit the device.
@@ -89,9 +89,7 @@ def run_measured(
         raise ConfigError("--mps: jobs share the host without it: give --device cuda:0, or leave it out")
     settings = dataclasses.replace(settings, mps=Setting(value=False, origin="--measure"))
     found = _measured(commands, settings, mps=mps, seconds=seconds, deadline_s=deadline_s)
-    if as_json:
-        click.echo(to_json(found), nl=False)
-    else:
+    if not told_as_json(found, json_path):
         _show(found)
     return PAYS if found.pays else DOES_NOT_PAY
 

@@ -133,7 +133,12 @@ _POOL_OPTIONS = (
         metavar="DEVICE",
         help="host, cuda or cuda:N (default: host); zico run takes several with commas between them.",
     ),
-    setting("--policy", metavar="NAME", help=f"The scheduler: {', '.join(REAL)} (default: {DEFAULT_POLICY})."),
+    setting(
+        "--policy",
+        metavar="NAME",
+        help=f"The scheduler: {', '.join(REAL)} (default: {DEFAULT_POLICY}).",
+        shell_complete=lambda _context, _option, begun: [name for name in REAL if name.startswith(begun)],
+    ),
     setting(
         "--region",
         metavar="SIZE",
@@ -314,6 +319,33 @@ def errors_end_with(exit_code: int) -> Iterator[None]:
 # -- files that options name -----------------------------------------------------------------------
 
 STDOUT = Path("-")
+json_option = click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path),
+    metavar="[=FILE]",
+    help="Print the figures as JSON, and nothing else to stdout; --json=FILE writes them to FILE.",
+)
+_TOOK_A_FILE = ("run", "plan", "simulate")
+
+
+def with_json_words(words: Sequence[str]) -> list[str]:
+    """Let ``--json`` without ``=FILE`` mean stdout; some commands also take ``--json FILE.json``."""
+    ours = words[: words.index("--")] if "--" in words else words
+    found = []
+    for i, word in enumerate(ours):
+        following = ours[i + 1] if i + 1 < len(ours) else ""
+        has_file = words[0] in _TOOK_A_FILE and _is_json_file(following)
+        found.append("--json=-" if word == "--json" and not has_file else word)
+    return [*found, *words[len(ours) :]]
+
+
+def _is_json_file(word: str) -> bool:
+    """Tell whether a word is a file's name, and not a command whose last word is one."""
+    named = Path(word)
+    return word == "-" or (named.suffix == ".json" and (" " not in word or (named.parent.is_dir() and "/" in word)))
+
+
 """Options that name a file take this for standard output."""
 
 
@@ -344,6 +376,13 @@ def write_json(found: object, path: Path | None) -> None:
         click.echo(to_json(found), nl=False)
     elif path is not None:
         write_atomically(path, to_json(found))
+
+
+def told_as_json(found: object, path: Path | None) -> bool:
+    """Write figures where ``--json`` says, if it is given, and tell whether that was stdout, for nothing else then."""
+    with writing_to(path or STDOUT):
+        write_json(found, path)
+    return path == STDOUT
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zico.broker.protocol.messages import Change
-from zico.cli.brokers import broker_options
+from zico.cli.brokers import broker_options, jobs_begun
 from zico.launch.brokers import Brokers, Meant
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("job", metavar="NAME[/PID]")
+@click.argument("job", metavar="NAME[/PID]", shell_complete=jobs_begun)
 @click.option("--move", is_flag=True, help="Move what the job keeps between iterations out of the budget.")
 @broker_options
 def pause(*, job: str, move: bool, socket: Path | None, device: str | None) -> int:
@@ -33,7 +33,7 @@ def pause(*, job: str, move: bool, socket: Path | None, device: str | None) -> i
 
 
 @click.command()
-@click.argument("job", metavar="NAME[/PID]")
+@click.argument("job", metavar="NAME[/PID]", shell_complete=jobs_begun)
 @broker_options
 def resume(*, job: str, socket: Path | None, device: str | None) -> int:
     """Let a paused job go on; NAME and NAME/PID mean the same as for zico pause."""

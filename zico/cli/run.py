@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from zico.base.errors import ConfigError, sentence_of
-from zico.base.settings import kind_of
+from zico.base.settings import fitting_name, kind_of
 from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
 from zico.cli.daemon import find_daemons, renamed, tell_settings
+from zico.cli.detached import runs_begun, wait_for
 from zico.cli.display import Display
-from zico.cli.options import WORDS, DashesCommand, check_outputs, pool_options, setting, write_json
+from zico.cli.options import WORDS, DashesCommand, check_outputs, json_option, pool_options, setting, write_json
 from zico.cli.sweep import (
     RESULTS_NAME,
     create_file,
@@ -27,9 +28,12 @@ from zico.cli.sweep import (
     resumed_words,
     run_sweep,
     targets_of,
+    time_limit,
 )
+from zico.launch.detached import named, start
 from zico.launch.figures import run_report
 from zico.launch.supervisor import supervise
+from zico.launch.sweep import MAX_JOBS
 from zico.launch.sweep_file import Sweep, SweepFile
 from zico.report.files import (
     JOBS_NAME,
@@ -57,9 +61,9 @@ if TYPE_CHECKING:
 
 EPILOG = """A single command may also follow --: zico run -- CMD ARG ...
 
-All options but --name, --json, --report, --quiet, --grid, --jobs-file, --at-most and --resume can also be set by an
-environment variable, such as ZICO_BUDGET for --budget, or in ~/.config/zico/config.toml. The command line wins, then
-the variable, then the file.
+All options but --name, --json, --report, --quiet, --grid, --jobs-file, --at-most, --resume, --time, --after and
+--detach can also be set by an environment variable, such as ZICO_BUDGET for --budget, or in
+~/.config/zico/config.toml. The command line wins, then the variable, then the file.
 """
 
 
@@ -93,13 +97,7 @@ the variable, then the file.
     help="The most that a job may hold: 2GiB, or 60% of the budget.",
 )
 @setting("--tier", metavar="TIERS", help="Where memory goes that leaves the budget: memory, file, or memory:2GiB,file.")
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the figures to FILE as JSON; - is stdout, and the jobs' output goes to stderr.",
-)
+@json_option
 @click.option(
     "--report",
     "report_dir",
@@ -134,6 +132,9 @@ the variable, then the file.
     metavar="FILE",
     help="Run what is left of a sweep, with its options; FILE is what that run has written.",
 )
+@click.option("--time", "time_limit", metavar="TIME", help="End the jobs after so long: 8h, 90m or 1h30m.")
+@click.option("--after", metavar="RUN", shell_complete=runs_begun, help="Wait until this detached run has ended.")
+@click.option("--detach", is_flag=True, help="Go on without this terminal; see zico logs, attach and stop.")
 @click.option("--quiet", is_flag=True, help="Show only the jobs' output, problems and the closing table.")
 @click.argument("commands", nargs=-1, metavar='"CMD" ["CMD" ...]')
 @click.pass_context
@@ -157,6 +158,10 @@ def run(
     job ended with 0, else that of the job that failed first. It is 128 + N if signal N ended that
     job.
     """
+    if ctx.params["detach"]:
+        return _detach(ctx)
+    if ctx.params["after"] is not None:
+        wait_for(ctx.params["after"])
     if ctx.params["resume"] is not None:
         return _resume(ctx)
     if any(ctx.params[name] for name in ("grids", "jobs_file", "at_most")):
@@ -169,10 +174,25 @@ def run(
     with Display([command.name for command in wanted], quiet=quiet, json_path=json_path) as display:
         tell_settings(display, daemons, devices)
         joins = [found.joins for found in daemons]
-        outcome = supervise(wanted, targets_of(devices, report_dir, joins), display)
+        until = time_limit(ctx.params["time_limit"], display.problem)
+        outcome = supervise(wanted, targets_of(devices, report_dir, joins), display, until=until)
     report, code = run_report(outcome, devices), outcome.exit_code
     write_table(report, sys.stderr)
     return _written(code, lambda: write_json(report, json_path), lambda: _write_report(report, report_dir))
+
+
+def _detach(ctx: click.Context) -> int:
+    """Start the same run without its terminal, named as its first job or its file."""
+    file = ctx.params["resume"] or ctx.params["jobs_file"]
+    name = fitting_name(file.stem) if file is not None else named_commands(ctx, MAX_JOBS)[0].name
+    if ctx.params["after"] is not None:
+        named(ctx.params["after"])
+    time_limit(ctx.params["time_limit"], click.echo)
+    words = ctx.meta[WORDS]
+    at = words.index("--detach")
+    start(name, [*words[:at], *words[at + 1 :]])
+    click.echo(f"zico: {name} goes on by itself: zico logs {name}, zico attach {name}, zico stop {name}", err=True)
+    return 0
 
 
 def _resume(ctx: click.Context) -> int:
@@ -196,6 +216,7 @@ def _sweep(ctx: click.Context, sweep: Sweep, file: SweepFile | None) -> int:
             report_dir=report_dir,
             json_path=json_path,
             quiet=ctx.params["quiet"],
+            time_text=ctx.params["time_limit"],
         )
     return _written(
         code,

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zico.base.decoding import to_json
 from zico.base.units import format_bytes
 from zico.cli.brokers import broker_options
-from zico.cli.options import share_text
+from zico.cli.options import json_option, share_text, told_as_json
 from zico.launch.brokers import Brokers
 from zico.report.console import TextConsole
 from zico.report.model import waits_for
@@ -29,15 +28,12 @@ COLUMNS = (
 
 @click.command()
 @broker_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(*, socket: Path | None, device: str | None, as_json: bool) -> int:
+@json_option
+def status(*, socket: Path | None, device: str | None, json_path: Path | None) -> int:
     """Show the running brokers and their jobs. With several, --json prints a list."""
     with Brokers(socket, device) as brokers:
         found = brokers.look()
-    if as_json:
-        told = [status for _, status in found] if len(found) > 1 else found[0][1]
-        click.echo(to_json(told), nl=False)
-    else:
+    if not told_as_json([status for _, status in found] if len(found) > 1 else found[0][1], json_path):
         for path, status in found:
             _show(path, status)
     return 0

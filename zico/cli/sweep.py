@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import msgspec
 
 from zico.base.decoding import fields_for
 from zico.base.errors import ConfigError
-from zico.base.units import parse_whole
+from zico.base.units import parse_time, parse_whole
 from zico.cli.daemon import tell_settings
 from zico.cli.display import Display
 from zico.cli.options import AFTER_DASHES, WORDS
@@ -26,7 +27,7 @@ from zico.report.files import RECORD_NAME, of_device
 from zico.report.sweep import SweepReport, SweepRow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import click
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from zico.launch.figures import Outcome
     from zico.launch.queue import Room
     from zico.launch.sweep import SweepJob
-    from zico.report.model import RunReport
+    from zico.report.model import RunReport, Snapshot
 
 AUTO = "auto"
 SWEEP_FILE = "sweep.jsonl"
@@ -169,6 +170,7 @@ def run_sweep(  # noqa: PLR0913 - each has a name
     report_dir: Path | None,
     json_path: Path | None,
     quiet: bool,
+    time_text: str | None,
 ) -> tuple[RunReport | None, SweepReport, int]:
     """Run the jobs that are left, and return the figures of this run, those of the whole sweep, and the exit code.
 
@@ -190,12 +192,32 @@ def run_sweep(  # noqa: PLR0913 - each has a name
             tell_settings(display, daemons, devices)
             display.message(f"{len(file.left)} jobs, at most {at_most.jobs} at once; {file.path} says which have ended")
             joins = [found.joins for found in daemons]
-            outcome = supervise((), targets_of(devices, report_dir, joins), display, queue=queue)
+            until = time_limit(time_text, display.problem)
+            outcome = supervise((), targets_of(devices, report_dir, joins), display, queue=queue, until=until)
         report = run_report(outcome, devices)
     results = sweep_report(file, devices, at_most)
     if report is not None:
         results = msgspec.structs.replace(results, budget_bytes=report.budget_then_bytes)
     return report, results, _exit_code(results, outcome)
+
+
+def time_limit(text: str | None, tell: Callable[[str], None]) -> Callable[[Snapshot], bool] | None:
+    """Return what is true of a run's progress once its time is over, which is told; ``None``: there is no limit.
+
+    Raises:
+        ConfigError: The text is no time.
+    """
+    if text is None:
+        return None
+    end_s = time.monotonic() + parse_time(text)
+
+    def is_over(_: Snapshot) -> bool:
+        if time.monotonic() < end_s:
+            return False
+        tell(f"the {text} of --time are over: the jobs are ended")
+        return True
+
+    return is_over
 
 
 def targets_of(devices: Sequence[Settings], report_dir: Path | None, joins: Sequence[Path | None]) -> list[Target]:

@@ -10,13 +10,21 @@ import click
 import numpy as np
 
 from zico.base import laboratory
-from zico.base.decoding import to_json
 from zico.base.errors import ConfigError, TraceError
 from zico.base.rundir import run_directory
 from zico.base.settings import OPS_VARIABLE
 from zico.base.units import format_bytes
 from zico.cli.display import Display
-from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with, whole_option, write_file, writing_to
+from zico.cli.options import (
+    AFTER_DASHES,
+    DashesCommand,
+    json_option,
+    settings_with,
+    told_as_json,
+    whole_option,
+    write_file,
+    writing_to,
+)
 from zico.launch.jobs import name_commands
 from zico.launch.pools import Target
 from zico.launch.recording import Recording
@@ -78,7 +86,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "-o", "picture", type=_FILE, metavar="PNG", help="Where to draw the memory curve (default: FILE with .png)."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.option("--chrome", type=_FILE, metavar="FILE", help="Write the trace for Perfetto and chrome://tracing.")
 @click.option("--snapshot", type=_FILE, metavar="FILE", help="Write the trace for pytorch.org/memory_viz.")
 @click.option("--csv", type=_FILE, metavar="FILE", help="Write the iteration's lifetimes for minimalloc.")
@@ -89,7 +97,7 @@ def show(  # noqa: PLR0913 - one parameter per option
     file: Path,
     iteration: int | None,
     picture: Path | None,
-    as_json: bool,
+    json_path: Path | None,
     chrome: Path | None,
     snapshot: Path | None,
     csv: Path | None,
@@ -108,12 +116,11 @@ def show(  # noqa: PLR0913 - one parameter per option
     trace = read_trace(file, allow_truncated=allow_truncated, whole=whole)
     found = iteration_problem(trace, iteration)
     summary = summarise(trace, found.life, found.iterations, found.iteration, found.classes)
-    if as_json:
-        click.echo(to_json(summary), nl=False)
-    else:
+    is_told = told_as_json(summary, json_path)
+    if not is_told:
         _print(summary)
     written = _written(trace, found, chrome, snapshot, csv) + _drawn(summary, found, file, picture)
-    if written and not as_json:
+    if written and not is_told:
         click.echo(f"written: {', '.join(map(str, written))}")
     return 0
 

@@ -123,7 +123,7 @@ def run(commands: Sequence[str | Sequence[str]], **options: Option) -> RunReport
     texts = [one if isinstance(one, str) else shlex.join(one) for one in commands]
     with tempfile.TemporaryDirectory(prefix="zico-") as directory:
         path = Path(directory, JSON_NAME)
-        words = ["run", "--json", str(path), *words_of(options), *texts]
+        words = ["run", f"--json={path}", *words_of(options), *texts]
         code = _ended(interpreter.command("-m", "zico", *words))
         if not path.exists():
             raise CommandError("zico run did not start the jobs: standard error says why", exit_code=code)
