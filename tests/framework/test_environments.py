@@ -31,7 +31,7 @@ for _ in range(4):
         loss = tf.reduce_sum(weight * 2)
     sgd.apply_gradients([(tape.gradient(loss, weight), weight)])
 """
-ROOT = Path(__file__).parents[2]
+ALLOCATOR = Path(__file__).parent / "support" / "preloaded_allocator.c"
 
 
 def environment(folder: Path, *packages: str) -> str:
@@ -97,3 +97,27 @@ def test_an_environment_with_all_is_fine(tmp_path: Path, installed: list[str]) -
     """Zico itself need not be there."""
     assert _check_packages(environment(tmp_path / "all", *installed)).passed
     assert _check_packages(sys.executable).passed
+
+
+@pytest.mark.parametrize("case", ["preloaded", "huge pages", "few addresses"])
+def test_a_job_shares_memory_in_an_unusual_process(tmp_path: Path, case: str) -> None:
+    """Another allocator in front of the C library's, PyTorch's huge pages, and a limit of addresses."""
+    compile_once()
+    (tmp_path / "train.py").write_text(TORCH)
+    command, environ = f"{sys.executable} {tmp_path}/train.py", {}
+    if case == "preloaded":
+        library = tmp_path / "allocator.so"
+        cc = ["cc", "-shared", "-fPIC", "-fno-builtin", "-o", str(library), str(ALLOCATOR)]
+        subprocess.run(cc, timeout=PATIENCE_S, check=True)
+        command = f"env LD_PRELOAD={library} {command}"
+    elif case == "huge pages":
+        environ["THP_MEM_ALLOC_ENABLE"] = "1"
+    else:
+        command = f"prlimit --as={1 << 38} {command}"
+    report = tmp_path / "report.json"
+    with ZicoRun("--json", str(report), "--budget", "256MiB", command, **environ) as run:
+        assert run.finish() == 0, run.stderr
+    (job,) = json.loads(report.read_text())["jobs"]
+    assert job["framework"] == "torch", run.stderr
+    assert job["pool_fraction"] > 0.95, run.stderr
+    assert job["iterations"] == 4

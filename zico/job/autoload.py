@@ -46,7 +46,13 @@ WATCHED: Mapping[str, str] = {
     "jax": "zico.adapters.jax:enable",
     "cupy": "zico.adapters.cupy:enable_on_gpu",
     "numba.cuda": "zico.adapters.numba:enable_on_gpu",
+    "accelerate.utils.memory": "zico.adapters.batch_finders:enable",
+    "lightning.pytorch.tuner.batch_size_scaling": "zico.adapters.batch_finders:enable",
+    "pytorch_lightning.tuner.batch_size_scaling": "zico.adapters.batch_finders:enable",
 }
+_ALLOCATES_NOTHING = frozenset(
+    ("keras", *(name for name, adapter in WATCHED.items() if adapter.startswith("zico.adapters.batch_finders")))
+)
 OF_DESCENDANTS: Mapping[str, str] = {name: WATCHED[name] for name in ("torch", "deepspeed")}
 """What is watched in descendants of a job, which join only where they train."""
 
@@ -58,10 +64,10 @@ importing: list[str] = []
 def framework_of(enabled: str) -> str:
     """Return the framework that a job is one of when the adapter of ``enabled`` joins.
 
-    TensorFlow imports JAX where that is installed, and is the framework then. Keras allocates
-    nothing, so the framework is its backend.
+    TensorFlow imports JAX where that is installed, and is the framework then. Keras and finders of
+    batch sizes allocate nothing, so the framework is what they import.
     """
-    return next((name for name in importing if name != "keras"), enabled).partition(".")[0]
+    return next((name for name in importing if name not in _ALLOCATES_NOTHING), enabled).partition(".")[0]
 
 
 class Finder:

@@ -160,6 +160,18 @@ class Session:
         threading.Thread(target=self._run_short, args=(start_fd,), name="zico-saving", daemon=True).start()
         swap["overflows"] = 1
 
+    @contextlib.contextmanager
+    def refusing_beyond_limit(self) -> Iterator[None]:
+        """Refuse what exceeds all that the job may hold, unless the job is to save; as before afterwards."""
+        swap = self.heap.record[0]["swap"]
+        before = int(swap["overflows"])
+        if not self.is_to_swap:
+            swap["overflows"] = 0
+        try:
+            yield
+        finally:
+            swap["overflows"] = before
+
     def _run_short(self, start_fd: int) -> None:
         """Await the first tensor that exceeds all; then begin to save memory, or say where such tensors are."""
         os.eventfd_read(start_fd)  # no deadline: nobody waits for this thread
