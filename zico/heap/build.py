@@ -62,9 +62,8 @@ if TYPE_CHECKING:
 REAL = ("posix_memalign", "aligned_alloc", "free")
 """The hooks call these for the rest, as ``real_NAME`` of the record."""
 _ARENA_SHARE = 2
-"""An arena's address space is so many times the pool's size."""
-_OVERFLOW_SHARE = 1
-"""The next tier holds at most so many times the budget that there was when the job joined."""
+"""An arena's address space is so many times the pool's size. The next tier holds at most as many times the budget
+that there was when the job joined."""
 _PAGED_SHARE = 16
 """It is so many times that where a job may need more than the pool has."""
 _FEWEST_REGIONS = 64
@@ -214,7 +213,7 @@ class Heap:
         heap["backing"]["device_address"] = self.device.ctypes.data
         heap["spill"]["fd"] = self._spill_fd
         heap["spill"]["is_sparse"] = self._spill_fd >= 0 and not sets_space_aside(self._spill_fd)
-        heap["spill"]["limit_bytes"] = _OVERFLOW_SHARE * int(self.pool.header["budget_regions"]) * region_bytes
+        heap["spill"]["limit_bytes"] = _ARENA_SHARE * int(self.pool.header["budget_regions"]) * region_bytes
         heap["wait"]["limit_ns"] = int(wait_limit_s * 1e9)
         heap["wait"]["raise_address"] = waiting.raise_kept.address
         heap["swap"]["fd"] = -1
