@@ -155,7 +155,7 @@ class Session:
         return int(self.record["save"]) in (SaveMode.SWAP, SaveMode.AUTO)
 
     def overflow(self) -> None:
-        """Let what exceeds all that the job may hold go to the next tier, up to a budget; until then a thread sleeps."""
+        """Let what exceeds all the job may hold go to the next tier, up to a budget; a thread sleeps until then."""
         start_fd = os.eventfd(0, os.EFD_CLOEXEC)
         budget_bytes = int(self.pool.header["budget_regions"]) * self.pool.region_bytes
         self.heap.record[0]["spill"]["limit_bytes"] = OVERFLOW_SHARE * budget_bytes
