@@ -18,6 +18,7 @@ import sys
 
 TYPE_CHECKING = False  # type checkers take it for the one of typing, whose import would cost milliseconds
 if TYPE_CHECKING:
+    from zico.base.logged import log
     from zico.job.joining import join, leave
     from zico.job.session import JobStatus, iteration, status, step
     from zico.launch.client import Pool, run
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
+    "log": "zico.base.logged",
     **dict.fromkeys(("join", "leave"), "zico.job.joining"),
     **dict.fromkeys(("JobStatus", "iteration", "status", "step"), "zico.job.session"),
     **dict.fromkeys(("Pool", "run"), "zico.launch.client"),
 }
-__all__ = ["JobStatus", "Pool", "__version__", "iteration", "join", "leave", "run", "status", "step"]
+__all__ = ["JobStatus", "Pool", "__version__", "iteration", "join", "leave", "log", "run", "status", "step"]
 
 
 def __getattr__(name: str) -> object:

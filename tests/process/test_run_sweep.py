@@ -187,3 +187,20 @@ def test_a_job_without_memory_runs_again_alone(let_end: Callable[[str], None]) -
         assert "again, alone" in run.stderr
     found = results("r.json")
     assert [(found[f"x={x}"]["tries"], found[f"x={x}"]["alone"]) for x in "123"] == [(2, True), (1, False), (1, False)]
+
+
+def test_what_jobs_log_is_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of each number is a column and in the figures; what is no number is left out."""
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "import zico; zico.log(loss=9); zico.log(loss={x} / 4, steps=3); print('zico.log best=nan worse', flush=True)"
+    )
+    options = ("--json=r.json", "--quiet", "--grid", "x=1,2")
+    with ZicoRun(*options, shlex.join([sys.executable, "-c", code])) as run:
+        assert run.finish() == 0, run.stderr
+    assert {name: job["logged"] for name, job in results("r.json").items()} == {
+        "python-x=1": {"loss": 0.25, "steps": 3},
+        "python-x=2": {"loss": 0.5, "steps": 3},
+    }
+    header = next(line for line in run.stderr.splitlines() if "|job" in line)
+    assert [word for word in header.replace("|", " ").split() if word in ("loss", "steps", "best")] == ["loss", "steps"]

@@ -14,7 +14,7 @@ from zico.report.attribution import attribute
 from zico.report.model import JobFigures, OutsideProcess, PoolFigures, RunReport, jain_index, owner_of, together
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from zico.base.settings import Settings
     from zico.broker.protocol.messages import JobReport, Outside, Report
@@ -43,6 +43,8 @@ class JobOutcome:
     """Its processes that were seen outside the pool."""
     loaded: str = ""
     """The frameworks that a process of it has loaded."""
+    logged: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What it has logged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +122,13 @@ def _joined(job: JobOutcome, members: Sequence[JobReport], told: Sequence[Outsid
             missing = f"{job.loaded} was imported, but no process joined the pool"
         note = NOT_STARTED if not_started else outside[0].text if outside else missing
         return JobFigures(
-            name=name, command=command, exit_code=job.exit_code, wall_s=job.wall_s, note=note, outside=outside
+            name=name,
+            command=command,
+            exit_code=job.exit_code,
+            wall_s=job.wall_s,
+            note=note,
+            outside=outside,
+            logged=dict(job.logged),
         )
     first, *others = members
     return JobFigures(
@@ -128,6 +136,7 @@ def _joined(job: JobOutcome, members: Sequence[JobReport], told: Sequence[Outsid
         command=command,
         exit_code=job.exit_code,
         wall_s=job.wall_s,
+        logged=dict(job.logged),
         weight=first.share.weight,
         priority=first.share.priority,
         slo=first.share.slo,

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from zico.base.logged import MOST_NAMES, values_in
 from zico.base.paths import CACHE_VARIABLE, cache_root
 from zico.base.rundir import PRIVATE_MODE, run_directory
 from zico.base.settings import STARTING_VARIABLE
@@ -115,6 +116,7 @@ class Supervisor:
         self._placed: dict[str, int] = {}
         """The number of each started job's pool, by the job's name."""
         self._outsiders = Outsiders(self._told)
+        self._logged: dict[str, dict[str, float]] = {}
         self._out_of_memory: set[str] = set()
         """Names of the jobs whose output says so."""
         self._signal: signal.Signals | None = None
@@ -376,6 +378,7 @@ class Supervisor:
             pool,
             self._outsiders.of(name, ended_well=job.exit_code == 0),
             self._outsiders.loaded.get(name, ""),
+            self._logged.get(name, {}),
         )
 
     def _heard(self, signum: signal.Signals) -> None:
@@ -397,11 +400,21 @@ class Supervisor:
         """Give a job's lines to the listener; end the run if nobody reads them any more."""
         if self._queue is not None and tells_out_of_memory(stream, lines):
             self._out_of_memory.add(name)
+        if stream is Stream.STDOUT:
+            self._note_logged(name, lines)
         try:
             self._listener.output(name, stream, lines)
         except BrokenPipeError:
             if self._signal is None:
                 self._heard(signal.SIGTERM)
+
+    def _note_logged(self, name: str, lines: list[bytes]) -> None:
+        """Keep the numbers that a job logs, as many as a table has room for."""
+        logged = self._logged.setdefault(name, {})
+        for line in lines:
+            for number, value in values_in(line).items():
+                if number in logged or len(logged) < MOST_NAMES:
+                    logged[number] = value
 
     async def _end_jobs(self, signum: signal.Signals) -> None:
         """Forward ``signum``; what has not ended by its deadline gets SIGTERM, then SIGKILL."""

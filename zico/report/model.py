@@ -62,6 +62,8 @@ class JobFigures(ProcessFigures, frozen=True, kw_only=True):
     weight: float = 1.0
     priority: int = 0
     slo: float | None = None
+    logged: dict[str, float] = msgspec.field(default_factory=dict)
+    """The last of each number that the job has logged (``zico.log``)."""
     attribution: Attribution | msgspec.UnsetType = msgspec.UNSET
     """Where the time of its first process in the pool went; left out if none joined."""
 
@@ -84,6 +86,7 @@ class SweepFigures(msgspec.Struct, frozen=True, kw_only=True):
     waited_s: float = 0.0
     peak_bytes: int = 0
     wall_s: float = 0.0
+    logged: dict[str, float] = msgspec.field(default_factory=dict)
     note: str = ""
 
 

@@ -52,10 +52,15 @@ def write_sweep_table(report: SweepReport, outfile: IO[str]) -> None:
     table = console.table(("job", *parameters, *where), no_wrap=True, overflow="fold")
     for column in ("exit", "iterations", "it/s", "waited", "peak", "tries"):
         table.add_column(column, justify="right", no_wrap=True)
+    logged = list(dict.fromkeys(name for row in report.jobs for name in row.logged))
+    for name in logged:
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("note")
     for row in report.jobs:
         cells = [row.name, *(row.parameters.get(name, "") for name in parameters), *[row.device for _ in where]]
-        table.add_row(*cells, *_cells(row), style="red" if row.exit_code else None)
+        *figures, note = _cells(row)
+        numbers = (f"{row.logged[name]:.6g}" if name in row.logged else "" for name in logged)
+        table.add_row(*cells, *figures, *numbers, note, style="red" if row.exit_code else None)
     console.print(table)
     for line in closing_lines(report):
         console.say(line)
