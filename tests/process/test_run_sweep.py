@@ -199,8 +199,8 @@ def test_what_jobs_log_is_in_the_table(tmp_path: Path, monkeypatch: pytest.Monke
     with ZicoRun(*options, shlex.join([sys.executable, "-c", code])) as run:
         assert run.finish() == 0, run.stderr
     assert {name: job["logged"] for name, job in results("r.json").items()} == {
-        "python-x=1": {"loss": 0.25, "steps": 3},
-        "python-x=2": {"loss": 0.5, "steps": 3},
+        "x=1": {"loss": 0.25, "steps": 3},
+        "x=2": {"loss": 0.5, "steps": 3},
     }
     header = next(line for line in run.stderr.splitlines() if "|job" in line)
     assert [word for word in header.replace("|", " ").split() if word in ("loss", "steps", "best")] == ["loss", "steps"]
