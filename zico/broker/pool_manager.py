@@ -382,9 +382,10 @@ class PoolManager:
     def _own_bytes(self, member: Member) -> int:
         """Return what a paged job's own pages take, 0 where its process cannot be looked at."""
         descriptor = int(self._table.jobs[member.job]["pages_fd"])
+        if not descriptor:
+            return 0
         try:
-            file = Path(f"/proc/{member.process.pid}/fd/{descriptor}")
-            return physical_bytes_of(file.stat()) if descriptor else 0
+            return physical_bytes_of(Path(f"/proc/{member.process.pid}/fd/{descriptor}").stat())
         except OSError:
             return 0
 
