@@ -41,7 +41,7 @@ $(DEMO_STAMP): setup.cfg setup.py pyproject.toml constraints.txt
 	@echo "$(VENV): PyTorch, TensorFlow and what Zico needs (a minute or two, 2 GB)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[torch,tensorflow,plot]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[demo]'
 	touch $@
 
 $(STAMP): $(DEMO_STAMP)
