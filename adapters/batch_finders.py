@@ -1,6 +1,6 @@
 """Batch-size finders end at the job's limit: they enlarge a batch until the framework has no memory.
 
-On the host, what exceeds the limit goes to a file, so a finder would go on to twice the budget, ever
+On the host, what exceeds the limit goes to a file, so a finder would go on to three budgets, ever
 slower. While a finder runs, a request beyond the limit gets the framework's error instead, unless the
 user has asked for ``--save``. Known are accelerate's, which Hugging Face's Trainer uses
 (``auto_find_batch_size``), and Lightning's. Accelerate's runs the whole training.

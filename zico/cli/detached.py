@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
 
 import click
 
-from zico.launch.detached import Run, known, named
+from zico.launch.detached import DIRECTORY_VARIABLE, Run, known, named, note_begun
 from zico.report.console import TextConsole
 from zico.report.files import write_atomically
 
@@ -56,6 +57,7 @@ def wait_for(name: str) -> None:
     """Wait until a detached run has ended, with a line before that says so."""
     run = named(name)
     if run.lives:
+        note_begun()
         click.echo(f"zico: waits until {name} has ended", err=True)
         run.wait()
 
@@ -94,6 +96,7 @@ def main() -> int:
     from zico.cli import main as command
 
     directory, *words = sys.argv[1:]
+    os.environ[DIRECTORY_VARIABLE] = directory
     code = command(["run", *words])
     write_atomically(Path(directory, "exit"), str(code).encode())
     return code

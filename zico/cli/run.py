@@ -30,7 +30,7 @@ from zico.cli.sweep import (
     targets_of,
     time_limit,
 )
-from zico.launch.detached import named, start
+from zico.launch.detached import named, note_begun, start
 from zico.launch.figures import run_report
 from zico.launch.supervisor import supervise
 from zico.launch.sweep import MAX_JOBS
@@ -258,6 +258,7 @@ def _told(chosen: Mapping[str, Setting[str]]) -> tuple[dict[str, str], dict[str,
 def _prepare(json_path: Path | None, report_dir: Path | None, devices: Sequence[Settings]) -> None:
     """Refuse outputs that could not be written, and remove those of an earlier run that this one may not write."""
     check_outputs(json_path, report_dir)
+    note_begun()
     if report_dir is None:
         return
     try:

@@ -46,8 +46,6 @@ GRACE_ALLOCATIONS = 1 << 14
 """Allocations of tensors over the threshold: ten iterations of a ResNet-110, or one of eight micro-batches."""
 
 _LOOK_S = 0.005
-OVERFLOW_SHARE = 1
-"""What exceeds all that a job without ``--save`` may hold is at most so many budgets."""
 
 HOOKED_FUNCTIONS = ("posix_memalign", "aligned_alloc", "free")
 
@@ -155,10 +153,8 @@ class Session:
         return int(self.record["save"]) in (SaveMode.SWAP, SaveMode.AUTO)
 
     def overflow(self) -> None:
-        """Let what exceeds all the job may hold go to the next tier, up to a budget; a thread sleeps until then."""
+        """Let what exceeds all that the job may hold go to the next tier; until then a thread sleeps."""
         start_fd = os.eventfd(0, os.EFD_CLOEXEC)
-        budget_bytes = int(self.pool.header["budget_regions"]) * self.pool.region_bytes
-        self.heap.record[0]["spill"]["limit_bytes"] = OVERFLOW_SHARE * budget_bytes
         swap = self.heap.record[0]["swap"]
         swap["start_fd"] = start_fd
         threading.Thread(target=self._run_short, args=(start_fd,), name="zico-saving", daemon=True).start()

@@ -7,6 +7,7 @@ A run has a directory in the user's state directory, named as the run::
     log.before    that of the run of this name before
     lock          locked for as long as the run lives
     pid           of its process, which counts while the lock is held
+    begun         there once its command line is known to be good
     exit          its exit code, once it has ended by itself
 
 Only the lock tells whether a run lives. The kernel lets it go with the process, however that ends.
@@ -23,6 +24,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import platformdirs
@@ -34,13 +36,14 @@ from zico.report.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 MODULE = "zico.cli.detached"
 """What runs in the process of a run, with its directory and the words as arguments."""
+DIRECTORY_VARIABLE = "ZICO_DETACHED"
+"""Tells the process of a run its directory."""
 LOOK_S = 0.05
-BEGIN_S = 3.0
-"""A command line that is refused is refused by then: nothing is compiled before."""
+BEGIN_S = 120.0
+"""A command line that is refused is refused by then, on a slow machine, too."""
 _CHUNK_BYTES = 1 << 16
 
 
@@ -179,19 +182,25 @@ def start(name: str, words: Sequence[str]) -> Run:
     finally:
         os.close(lock)  # its process has it
     end_s = time.monotonic() + BEGIN_S
-    while time.monotonic() < end_s and run.log.stat().st_size == 0 and process.poll() is None:
+    while time.monotonic() < end_s and not (run.directory / "begun").exists() and process.poll() is None:
         time.sleep(LOOK_S)
-    time.sleep(LOOK_S)
     if process.poll():
         said = b"".join(run.said()).decode(errors="replace").strip().removeprefix("zico: ")
         raise CommandError(said or f"it ended at once with {process.returncode}", exit_code=max(1, process.returncode))
     return run
 
 
+def note_begun() -> None:
+    """Tell whoever has started this run, if it is a detached one, that its command line is good."""
+    directory = os.environ.pop(DIRECTORY_VARIABLE, None)  # a run of a job's is another one
+    if directory:
+        Path(directory, "begun").touch()
+
+
 def _started(run: Run, words: Sequence[str], lock: int) -> subprocess.Popen[bytes]:
     if run.log.exists():
         run.log.replace(run.directory / "log.before")
-    for name in ("exit", "pid"):
+    for name in ("begun", "exit", "pid"):
         (run.directory / name).unlink(missing_ok=True)
     write_atomically(run.directory / "words.json", json.dumps(list(words)).encode())
     with run.log.open("wb") as log:
