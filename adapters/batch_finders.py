@@ -8,6 +8,7 @@ user has asked for ``--save``. Known are accelerate's, which Hugging Face's Trai
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,6 @@ from zico.job import session
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FINDERS = {
-    "accelerate.utils.memory": "find_executable_batch_size",
-    "lightning.pytorch.tuner.batch_size_scaling": "_scale_batch_size",
-    "pytorch_lightning.tuner.batch_size_scaling": "_scale_batch_size",
-}
-"""Modules, and the function of each that finds a size or returns what does."""
 _DONE = "zico_ends_at_limit"
 
 
@@ -32,25 +27,40 @@ def enable() -> None:
     Raises:
         AttributeError: A module has no such function; it has not been changed.
     """
-    for name, function in FINDERS.items():
+    for name, (function, wrap) in FINDERS.items():
         module = sys.modules.get(name)
         if module is not None and not hasattr(getattr(module, function), _DONE):
-            setattr(module, function, _at_limit(getattr(module, function)))
+            wrapped = wrap(getattr(module, function))
+            setattr(wrapped, _DONE, True)
+            setattr(module, function, wrapped)
 
 
-def _at_limit(finder: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a finder, and a finder that it returns."""
+def _refusing(finder: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what finds a size, and leave alone what it returns."""
 
     @functools.wraps(finder)
     def wrapped(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the finder
         joined = session.current()
-        if joined is None:
-            found = finder(*args, **kwargs)
-        else:
-            with joined.refusing_beyond_limit():
-                found = finder(*args, **kwargs)
-        # A decorator's arguments come first, and give a partial call of this.
-        return _at_limit(found) if callable(found) and not isinstance(found, functools.partial) else found
+        with contextlib.nullcontext() if joined is None else joined.refusing_beyond_limit():
+            return finder(*args, **kwargs)
 
-    setattr(wrapped, _DONE, True)
     return wrapped
+
+
+def _making_refusing(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a decorator, whose arguments may come first: it then gives a partial call of itself."""
+
+    @functools.wraps(make)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the decorator
+        made = make(*args, **kwargs)
+        return made if isinstance(made, functools.partial) else _refusing(made)
+
+    return wrapped
+
+
+FINDERS = {
+    "accelerate.utils.memory": ("find_executable_batch_size", _making_refusing),
+    "lightning.pytorch.tuner.batch_size_scaling": ("_scale_batch_size", _refusing),
+    "pytorch_lightning.tuner.batch_size_scaling": ("_scale_batch_size", _refusing),
+}
+"""Modules, the function of each that finds a size or makes what does, and what wraps it."""

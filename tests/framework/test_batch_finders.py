@@ -22,9 +22,10 @@ from accelerate.utils import find_executable_batch_size
 def train(batch_size):
     tried.append(batch_size)
     sum(torch.ones(batch_size, 1 << 16) for _ in range(2))  # three of them at once
+    return print
 
 tried = []
-train()
+assert train() is print  # what the user's function returns is left alone, also if it can be called
 print("tried", tried[0], tried[-1])
 """
 TRAINER = """
