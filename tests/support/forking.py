@@ -1,8 +1,9 @@
 """Forks at two chosen moments: while a thread is inside the heap, and while one wants to come in.
 
 Handlers of ours run between those of the heap's guard, since they are registered before them: after
-the guard has prepared the fork, and in the child before anything is copied. In the child they call
-the C library with Python's global lock held: nobody else is there who would ever release it.
+the guard has prepared the fork, and in the child before anything is copied. They are compiled:
+Python code in a child gives up the global lock if a thread of the parent asked for it just before
+the fork, and nobody is there who would ever hand it back.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import llvmlite.binding
 import numpy as np
 from numba import types
 
-from zico.base.compiled import array_at, compiled
+from zico.base.compiled import array_at, callback, compiled, symbol_address
 from zico.base.libc import private_lock, private_unlock
 from zico.heap import fork
 from zico.heap.fork import ForkGuard
@@ -28,17 +31,20 @@ if TYPE_CHECKING:
     from zico.heap.build import Heap
 
 Record = Any
-READY, INSIDE, FORKS, CAME_IN, WRONG = range(5)
+N_WORDS = 9
+READY, INSIDE, FORKS, CAME_IN, WRONG, MUTEX_AT, POLLED_AT, MEMORY_FD, FOUND = range(N_WORDS)
 WAITED_FOR = 2  # of a mutex: it is held, and somebody waits
 LOOK_US = 100
 LOOKS = 100_000
 DEADLINE_S = LOOKS * LOOK_US * 1e-6
 FINE, SOMEBODY_INSIDE, NOBODY_CAME = range(3)
 
-_words = np.zeros(5, np.int64)
+_SYMBOL = "zico_test_forking"
+_words = np.zeros(N_WORDS, np.int64)
+llvmlite.binding.add_symbol(_SYMBOL, _words.ctypes.data)
+_words_address = symbol_address(_SYMBOL)
 _usleep = types.ExternalFunction("usleep", types.int32(types.int32))
-_kept: list[object] = []
-"""Handlers cannot be unregistered."""
+_pread = types.ExternalFunction("pread", types.int64(types.int64, types.int64, types.int64, types.int64))
 
 
 @compiled
@@ -67,12 +73,46 @@ def come_in(heap: Record, words: Record) -> None:
     private_unlock(heap.mutex_address)
 
 
+@callback(types.void())
+def _when_prepared() -> None:
+    """Tell whether somebody is inside now that the fork is prepared."""
+    words = array_at(_words_address(), N_WORDS, np.int64)
+    words[WRONG] = SOMEBODY_INSIDE if words[INSIDE] != 0 else FINE
+    words[FORKS] = 1
+
+
+@compiled
+def _of_parent(words: Record, address: int) -> int:
+    words[FOUND] = 0
+    _pread(words[MEMORY_FD], _words_address() + 8 * FOUND, 4, address)
+    return words[FOUND]
+
+
+@callback(types.void())
+def _before_copying() -> None:
+    """Wait until the parent waits for this child, and the thread that wants to come in has tried to."""
+    words = array_at(_words_address(), N_WORDS, np.int64)
+    if words[WRONG] != 0 or words[READY] == 0:  # it is known, or the fork is somebody else's, as one to compile
+        return
+    for _ in range(LOOKS):
+        tried = _of_parent(words, words[MUTEX_AT]) == WAITED_FOR and _of_parent(words, words[POLLED_AT]) != 0
+        if _of_parent(words, _words_address() + 8 * CAME_IN) != 0:
+            words[WRONG] = SOMEBODY_INSIDE
+            return
+        if tried:
+            return
+        _usleep(LOOK_US)
+    words[WRONG] = NOBODY_CAME
+
+
 def load(heap: Heap) -> None:
     """Load or compile what threads do here."""
     words = np.zeros_like(_words)
     words[FORKS] = 1
     be_inside(heap.record[0], words)
     come_in(heap.record[0], words)
+    assert _when_prepared.address
+    assert _before_copying.address
 
 
 def fork_beside_threads(heap: Heap, on_child: Callable[[], None]) -> list[int]:
@@ -81,50 +121,22 @@ def fork_beside_threads(heap: Heap, on_child: Callable[[], None]) -> list[int]:
     ForkGuard(heap, on_child)
     heap.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    sys.setswitchinterval(1e-5)  # a thread that has come out asks for Python's lock while the process forks
     return [_fork_beside(work, heap) for work in (be_inside, come_in)]
 
 
 def _watch(heap: Heap) -> None:
     """Register the handlers."""
-    python = ctypes.PyDLL(None)  # which keeps the global lock
-    memory = os.open("/proc/self/mem", os.O_RDONLY)  # the parent's, in a child too
-
-    def of_parent(address: int, kind: type[ctypes.c_int32 | ctypes.c_int64]) -> int:
-        found = kind()
-        python.pread(memory, ctypes.byref(found), ctypes.sizeof(found), ctypes.c_int64(address))
-        return int(found.value)
-
-    came_in = int(_words[CAME_IN:].ctypes.data)
-    mutex = int(heap.record[0]["mutex_address"])
-    polled = fork._RECORD.ctypes.data + fork.FORK.fields["polled"][1]  # type: ignore[index]
-
-    def when_prepared() -> None:
-        _words[WRONG] = SOMEBODY_INSIDE if _words[INSIDE] else FINE
-        _words[FORKS] = 1
-
-    def before_copying() -> None:
-        """Wait until the parent waits for this child, and the thread that wants to come in has tried to."""
-        if _words[WRONG] or not _words[READY]:  # it is known, or the fork is somebody else's, as one to compile
-            return
-        for _ in range(LOOKS):
-            tried = of_parent(mutex, ctypes.c_int32) == WAITED_FOR and of_parent(polled, ctypes.c_int32)
-            if of_parent(came_in, ctypes.c_int64):
-                _words[WRONG] = SOMEBODY_INSIDE
-                return
-            if tried:
-                return
-            python.usleep(LOOK_US)
-        _words[WRONG] = NOBODY_CAME
-
-    handler = ctypes.CFUNCTYPE(None)
-    prepare, child = handler(when_prepared), handler(before_copying)
-    _kept.extend((prepare, child))
-    assert python["__register_atfork"](prepare, None, child, None) == 0
+    _words[MUTEX_AT] = heap.record[0]["mutex_address"]
+    _words[POLLED_AT] = fork._RECORD.ctypes.data + fork.FORK.fields["polled"][1]  # type: ignore[index]
+    _words[MEMORY_FD] = os.open("/proc/self/mem", os.O_RDONLY)  # the parent's, in a child too
+    handlers = (ctypes.c_void_p(_when_prepared.address), None, ctypes.c_void_p(_before_copying.address), None)
+    assert ctypes.CDLL(None)["__register_atfork"](*handlers) == 0
 
 
 def _fork_beside(work: Callable[[Record, Record], None], heap: Heap) -> int:
     """Fork while a thread does its work; returns what the child has found."""
-    _words[:] = 0
+    _words[:MUTEX_AT] = 0
     fork._RECORD[0]["polled"] = 0
     thread = threading.Thread(target=work, args=(heap.record[0], _words), daemon=True)
     thread.start()
