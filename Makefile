@@ -188,7 +188,7 @@ bench-compare-pairs: setup ## Train pairs of jobs by OLD=COMMIT and by this chec
 	$(BIN)/python benchmarks/compare_pairs.py $(OLD) $(INTO)
 
 # The longer benchmarks, and all of them: `make bench-all`.
-LONG := planners plan-time zoo regions following pairs pairs-saving idle remembered threads agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
+LONG := planners plan-time zoo regions following pairs pairs-saving idle remembered threads short-waits agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
 	paging paging-rivals page-host page-host-rivals saving held marks greedy cluster
 
 bench-all: bench $(LONG:%=bench-%) $(if $(KEEP),evaluation) ## Run every benchmark that needs no GPU (about eight hours)
@@ -220,6 +220,9 @@ bench-idle: setup ## Train jobs that leave the device idle together, and one aft
 
 bench-threads: setup ## Train jobs whose threads allocate, with the pool's one lock and without (6 minutes)
 	$(BIN)/python benchmarks/threads.py $(INTO)
+
+bench-short-waits: setup ## Measure what a short rest in each iteration costs plain processes besides its length (4 minutes)
+	$(BIN)/python benchmarks/short_waits.py $(INTO)
 
 bench-remembered: setup ## Measure what jobs save that begin with what they did in their last runs (25 minutes)
 	$(BIN)/python benchmarks/remembered.py $(INTO)
@@ -286,7 +289,7 @@ bench-greedy: setup ## Compare policies with the best greedy one on random jobs 
 bench-cluster: setup ## Simulate clusters that share memory (ten minutes; TRACE=openb_pod_list_default.csv of alibaba/clusterdata)
 	$(BIN)/python benchmarks/cluster.py $(if $(TRACE),--trace $(TRACE)) $(INTO)
 
-SMOKE := torch_calls threads zoo regions following colocation idle_jobs remembered auto_turns agreement budget_change tiers gist swap swap_host paging page_host \
+SMOKE := torch_calls threads short_waits zoo regions following colocation idle_jobs remembered auto_turns agreement budget_change tiers gist swap swap_host paging page_host \
 	saving save_planners save_nets job_planner rounding batch_factors marks evaluation cluster
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
