@@ -62,7 +62,7 @@ def _optimizer() -> Any:  # noqa: ANN401 - the package's class, which is loaded 
     try:
         from bayes_opt import BayesianOptimization
     except ImportError:
-        raise ConfigError("bayesian-optimization is not installed: pip install zico-memory[swap]") from None
+        raise ConfigError("bayesian-optimization is not installed: pip install 'zico-memory[swap]'") from None
     bounds = dict.fromkeys(SCORES, (-1.0, 1.0))
     return BayesianOptimization(None, bounds, random_state=0, verbose=0, allow_duplicate_points=True)
 

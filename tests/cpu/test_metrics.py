@@ -272,7 +272,7 @@ def test_an_address_that_cannot_be_used_is_refused_with_a_sentence(tmp_path: Pat
 def test_without_the_library_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """``--metrics`` without prometheus-client names the extra."""
     monkeypatch.setattr("zico.broker.metrics.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"^--metrics: .* is not installed: pip install zico-memory\[metrics\]$"):
+    with pytest.raises(ConfigError, match=r"^--metrics: .* is not installed: pip install 'zico-memory\[metrics\]'$"):
         Address(port("0"))
 
 

@@ -148,5 +148,5 @@ def test_an_empty_record_is_explained(tmp_path: Path) -> None:
 def test_without_matplotlib_the_line_to_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where matplotlib is missing, the error says how to get it."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install zico-memory\[plot\]"):
+    with pytest.raises(ConfigError, match=r"pip install 'zico-memory\[plot\]'"):
         draw(REPORT, record(5))

@@ -161,7 +161,7 @@ def test_the_mix_is_at_least_as_good_as_each_score_and_the_same_every_time() -> 
 def test_without_its_package_the_mix_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence with the extra's name."""
     monkeypatch.setitem(sys.modules, "bayes_opt", None)
-    with pytest.raises(ConfigError, match=r"bayesian-optimization is not installed: pip install zico-memory\[swap\]"):
+    with pytest.raises(ConfigError, match=r"bayesian-optimization is not installed: pip install 'zico-memory\[swap\]'"):
         Bayes().plan(example(), SECONDS)
 
 

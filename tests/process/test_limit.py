@@ -12,6 +12,7 @@ from support.harness import LightJob, Look, Nursery, Pool, pool, until
 from zico.base.errors import ConfigError
 from zico.base.programs import program
 from zico.base.warming import BROKERS
+from zico.broker.growth import WINDOW
 from zico.broker.protocol.messages import Change, Share
 from zico.cli import main
 from zico.pool.layout import JobState
@@ -232,3 +233,17 @@ def shared_pool() -> Iterator[Pool]:
     """Give a pool of 16 regions, of 24 at most, without jobs."""
     with pool(regions=16, most=24) as made:
         yield made
+
+
+def test_a_job_that_keeps_more_after_each_iteration_is_told(nursery: Nursery) -> None:
+    """What a region more after each iteration comes to stands in the status; a job beside it does not grow."""
+    with (
+        pool(regions=WINDOW + PEAK + 4) as made,
+        nursery.job(made, "leaks") as leaks,
+        nursery.job(made, "even") as even,
+    ):
+        for _ in range(WINDOW + 1):
+            assert leaks.ask("hold 1") == "1"
+            assert leaks.ask("mark") == even.ask("mark") == "began"
+            found = {one.name: one.growth_bytes for one in made.client.status().jobs}
+        assert found == {"leaks": made.region_bytes, "even": 0}

@@ -136,6 +136,7 @@ class Ledger:
             after = jobs[member.job]
             self._marks.observe(member, after, now_ns)
             member.spending.observe(after, now_ns, is_alone=not inside - {member.job})
+            member.growth.note(count_of(after["iteration"]), count_of(after["persistent"]))
             member.record = after
             if member.waited_before_ns is None and after["first_boundary_ns"]:
                 member.waited_before_ns = _waited_ns(after)
@@ -319,6 +320,7 @@ class Ledger:
             peak_bytes=self._peak_bytes(member),
             peak_tensor_bytes=count_of(record["peak_live_bytes"]),
             persistent_bytes=count_of(record["persistent"], self._region_bytes),
+            growth_bytes=round(member.growth.regions * self._region_bytes),
             requested_bytes=requested_bytes,
             pooled_bytes=pooled_bytes,
             spilled_bytes=count_of(record["spilled_bytes"]),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from zico.broker.growth import Growth
 from zico.broker.notes import NamedJob
 from zico.broker.protocol.messages import Share, WaitKind
 from zico.broker.spending import Spending
@@ -52,6 +53,7 @@ class Member(Entry, kw_only=True, eq=False):
     blockers: dict[WaitKind, set[int]] = msgspec.field(default_factory=dict)
     """Indexes of the jobs that each open wait has been for so far."""
     spending: Spending = msgspec.field(default_factory=Spending)
+    growth: Growth = msgspec.field(default_factory=Growth)
 
     def note_blockers(self, indexes: Iterable[int]) -> None:
         """Add whom the member waits for to its open waits."""

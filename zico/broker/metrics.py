@@ -68,7 +68,9 @@ class Address:
             ConfigError: prometheus-client is not installed, or the port or the path cannot be used.
         """
         if find_spec("prometheus_client") is None:
-            raise ConfigError(f"{wanted.origin}: prometheus-client is not installed: pip install zico-memory[metrics]")
+            raise ConfigError(
+                f"{wanted.origin}: prometheus-client is not installed: pip install 'zico-memory[metrics]'"
+            )
         where = parse_metrics(wanted.value)
         self._path = where if isinstance(where, Path) else None
         family = socket.AF_INET if self._path is None else socket.AF_UNIX
@@ -303,6 +305,7 @@ _JOB_GAUGES = {
     "live_tensor_bytes": "Bytes of the job's live tensors.",
     "peak_tensor_bytes": "The most bytes of live tensors.",
     "persistent_bytes": "Bytes that the job held at its last boundary between iterations.",
+    "growth_bytes": "Bytes that the job keeps more after each of its last iterations, 0 if it does not grow.",
     "need_bytes": "Bytes that a waiting allocation asks for, 0 if none waits.",
     "limit_bytes": "The most bytes that the job may hold by a limit of its own, 0 without one.",
     "waiting_seconds": "How long the present wait has lasted, 0 if the job does not wait.",

@@ -278,10 +278,10 @@ def _fill(number: int) -> str:
     return _FILLS[number % len(_FILLS)]
 
 
-_COLUMNS = ("", "job", "it/s", "iterations", "now", "peak", "claim", "limit", "share", "moved", "state")
+_COLUMNS = ("", "job", "it/s", "iterations", "now", "peak", "grows", "claim", "limit", "share", "moved", "state")
 _LEFT = ("", "job", "share", "moved", "state")
-_IF_ANY = ("limit", "share", "moved")
-_DISPENSABLE = ("share", "iterations", "limit", "claim", "moved", "peak")
+_IF_ANY = ("grows", "limit", "share", "moved")
+_DISPENSABLE = ("share", "iterations", "limit", "claim", "moved", "peak", "grows")
 """Columns go in this order where the terminal is narrow."""
 _MARK_CELLS, _GAP_CELLS = 2, 2
 _STATE_CELLS = 24  # what a state needs at least: its end may be cut
@@ -323,6 +323,7 @@ def _row(job: JobReport, jobs: tuple[JobReport, ...], rate: float) -> tuple[str,
         str(job.iterations),
         format_bytes(job.held_bytes),
         format_bytes(job.peak_bytes),
+        f"+{format_bytes(job.growth_bytes)}/it" if job.growth_bytes else "",
         format_bytes(job.claim_bytes),
         format_bytes(job.limit_bytes) if job.limit_bytes else "",
         share_text(job.share) if job.share != Share() else "",

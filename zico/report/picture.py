@@ -87,7 +87,7 @@ def empty_figure(width_in: float, height_in: float) -> Iterator[Figure]:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("matplotlib is not installed: pip install zico-memory[plot]") from None
+        raise ConfigError("matplotlib is not installed: pip install 'zico-memory[plot]'") from None
     with rc_context({"text.parse_math": False}):
         yield Figure(figsize=(width_in, height_in), layout="constrained", facecolor="white")
 

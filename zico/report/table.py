@@ -88,22 +88,39 @@ def outside_lines(context_bytes: int | msgspec.UnsetType, foreign_bytes: int | m
 def attention_lines(report: RunReport) -> Iterator[str]:
     """Yield what the reader should know or do about single jobs and the pool."""
     for job in report.jobs:
-        if job.oom is not None:
-            line = out_of_memory_line(job, _budget_of(report, job))
-            yield f"{job.name} ran out of memory{_where(report, job)}: {line}"
-        if job.saving.planner_note:
-            yield f"{job.name}: {job.saving.planner_note}"
-        for note in dict.fromkeys((job.note, *(process.text for process in job.outside))):
-            if note:
-                yield f"{job.name}: {note}"
-        if job.spilled_bytes:
-            yield f"{job.name}: {format_bytes(job.spilled_bytes)} of tensors lay in the next tier (slower, but correct)"
-        if job.evicted_bytes:
-            yield f"{job.name}: {format_bytes(job.evicted_bytes)} were moved outside the budget while it waited"
+        yield from _job_lines(report, job)
     if report.pool.stalls:
         yield f"times no job could continue, and tensors moved outside the budget: {report.pool.stalls}"
     if report.pool.recoveries:
         yield f"times a process died inside the pool's lock, and the pool was repaired: {report.pool.recoveries}"
+
+
+def _job_lines(report: RunReport, job: JobFigures) -> Iterator[str]:
+    if job.oom is not None:
+        line = out_of_memory_line(job, _budget_of(report, job))
+        yield f"{job.name} ran out of memory{_where(report, job)}: {line}"
+    if job.saving.planner_note:
+        yield f"{job.name}: {job.saving.planner_note}"
+    for note in dict.fromkeys((job.note, *(process.text for process in job.outside))):
+        if note:
+            yield f"{job.name}: {note}"
+    if job.spilled_bytes:
+        yield f"{job.name}: {format_bytes(job.spilled_bytes)} of tensors lay in the next tier (slower, but correct)"
+    if job.evicted_bytes:
+        yield f"{job.name}: {format_bytes(job.evicted_bytes)} were moved outside the budget while it waited"
+    for process in (job, *job.other_processes):
+        if process.growth_bytes:
+            yield growth_line(process, _budget_of(report, job))
+
+
+def growth_line(process: ProcessFigures, budget_bytes: int) -> str:
+    """Return what a process keeps more after each iteration, and when that fills the budget, as one sentence."""
+    left = max(0, budget_bytes - process.persistent_bytes) // process.growth_bytes
+    return (
+        f"{process.name} kept {format_bytes(process.growth_bytes)} more after each of its last iterations (a leak?), "
+        f"and {format_bytes(process.persistent_bytes)} in the end. Others had that much less room; "
+        f"{left:,} iterations more would fill the budget"
+    )
 
 
 def _budget_of(report: RunReport, job: JobFigures) -> int:

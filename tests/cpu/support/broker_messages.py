@@ -85,6 +85,7 @@ JOB_REPORT = m.JobReport(
     live_tensor_bytes=BIGGEST,
     peak_tensor_bytes=BIGGEST,
     persistent_bytes=BIGGEST,
+    growth_bytes=BIGGEST,
     requested_bytes=BIGGEST,
     pooled_bytes=BIGGEST,
     spilled_bytes=BIGGEST,

@@ -350,6 +350,8 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Most bytes of live tensors at once."""
     persistent_bytes: Count = 0
     """Held at the last boundary."""
+    growth_bytes: Count = 0
+    """What it keeps more after each of its last iterations, 0 if it does not grow (``zico.broker.growth``)."""
     requested_bytes: Count = 0
     """Of all tensors over the threshold."""
     pooled_bytes: Count = 0
