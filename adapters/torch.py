@@ -4,8 +4,9 @@ Where there is no optimizer, gradients end one (``zico.adapters.torch_gradients`
 
 On a CUDA device the allocator is Zico's (``zico.adapters.torch_cuda``). On the host tensors over
 the threshold are the pool's. ``libc10.so`` takes CPU tensor memory from ``posix_memalign`` and
-returns it by ``free``. Both are redirected in its global offset table. Tested with the versions in
-``TESTED_VERSION``; another is used too if it imports the same two.
+returns it by ``free``. Both are redirected in its global offset table. A build that does not import
+them gets another allocator (``zico.adapters.torch_cpu``). Tested with the versions in
+``TESTED_VERSION``; another is used too if it has one of the two doors.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def enable() -> Session | None:
     from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
     if kind == "host":
-        joined.redirect("libc10.so", ("posix_memalign", "free"))
+        _take_host_memory(joined)
         if joined.is_to_swap:
             _swap(joined)
         elif joined.settings.wish.save is None:
@@ -101,6 +102,18 @@ def enable() -> Session | None:
 
         joined.watchers.append(Sampling(OpRecorder(joined.heap)))
     return joined
+
+
+def _take_host_memory(joined: Session) -> None:
+    """Take what PyTorch allocates on the host from the pool, by the door that this build has."""
+    from zico.base.errors import HookError
+
+    try:
+        joined.redirect("libc10.so", ("posix_memalign", "free"))
+    except HookError:
+        from zico.adapters import torch_cpu
+
+        torch_cpu.enable(joined)
 
 
 def _swap(joined: Session) -> None:

@@ -109,14 +109,14 @@ def enable(joined: Session) -> None:
 #     No Python runs, so the GIL may be held or not. Where PyTorch's libraries lack a symbol,
 #     ``prepare`` and ``prepare_refusals`` say so and nothing has been changed.
 
-_CHECK = "_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_jb"
+CHECK = "_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_jb"
 """``c10_cuda_check_implementation(status, file, function, line, device_assertions)`` throws what PyTorch throws for a
 status, since its own checks call it. Read in the build of PyTorch 2.11 for CUDA 13."""
-_CONSTRUCTOR = "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+CONSTRUCTOR = "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 """The one that constructors of derived classes call."""
-_TYPE_INFO, _TABLE = "_ZTIN3c10{}E", "_ZTVN3c10{}E"
+TYPE_INFO, TABLE = "_ZTIN3c10{}E", "_ZTVN3c10{}E"
 FUNCTIONS_OFFSET = 16  # in a table of virtual functions, behind offset to top and type (Itanium C++ ABI, 2.5.2)
-_OUT_OF_MEMORY_ERROR, _ERROR = "16OutOfMemoryError", "5Error"
+OUT_OF_MEMORY_ERROR, ERROR = "16OutOfMemoryError", "5Error"
 """Classes of the namespace ``c10``, as the symbols above name them."""
 _EXCEPTION_BYTES = 1024  # more than any version's c10::Error, whose size no symbol tells
 
@@ -252,7 +252,7 @@ def prepare_lost(torch: Any) -> int:  # noqa: ANN401 - the module
     """
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10_cuda.so"))
-        RAISERS[0]["check"] = address_in(library, _CHECK)
+        RAISERS[0]["check"] = address_in(library, CHECK)
     except (OSError, ValueError):
         return 0
     return int(raise_lost.address)
@@ -264,7 +264,7 @@ def prepare(torch: Any) -> int:  # noqa: ANN401 - the module
     Raises:
         HookError: This build of PyTorch lacks one.
     """
-    _fill(0, torch, _OUT_OF_MEMORY_ERROR, _TEXT)
+    _fill(0, torch, OUT_OF_MEMORY_ERROR, _TEXT)
     return int(raise_out_of_memory.address)
 
 
@@ -277,7 +277,7 @@ def prepare_refusals(torch: Any, texts: Sequence[str]) -> int:  # noqa: ANN401 -
         HookError: This build of PyTorch lacks one.
     """
     for number, text in enumerate(texts, 1):
-        _fill(number, torch, _ERROR, text)
+        _fill(number, torch, ERROR, text)
     return int(raise_refusal.address)
 
 
@@ -291,9 +291,9 @@ def _fill(number: int, torch: Any, name: str, text: str) -> None:  # noqa: ANN40
         # catches.
         catching = ctypes.CDLL(str(folder / "libtorch_python.so"))
         runtime = ctypes.CDLL("libstdc++.so.6")
-        raiser["constructor"] = address_in(core, _CONSTRUCTOR)
-        raiser["type_info"] = address_in(catching, _TYPE_INFO.format(name))
-        raiser["functions_address"] = address_in(catching, _TABLE.format(name)) + FUNCTIONS_OFFSET
+        raiser["constructor"] = address_in(core, CONSTRUCTOR)
+        raiser["type_info"] = address_in(catching, TYPE_INFO.format(name))
+        raiser["functions_address"] = address_in(catching, TABLE.format(name)) + FUNCTIONS_OFFSET
         raiser["allocate"] = address_in(runtime, "__cxa_allocate_exception")
         raiser["throw"] = address_in(runtime, "__cxa_throw")
     except (OSError, ValueError) as error:

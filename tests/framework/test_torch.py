@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHECKS = FRAMEWORK / "torch_checks.py"
+OTHER_DOOR = FRAMEWORK / "torch_other_door.py"
 WITHOUT_OPTIMIZER = FRAMEWORK / "torch_without_optimizer.py"
 JOB = FRAMEWORK / "torch_job.py"
 BEGINNING = FRAMEWORK / "torch_beginning.py"
@@ -34,7 +35,7 @@ def roomy() -> Iterator[Pool]:
 @functools.cache
 def checked(made: Pool, script: Path) -> dict[str, Any]:
     """Run a script of checks as a job of the pool, once; one of them imports PyTorch itself."""
-    return run_checks(script, functools.partial(job, made, script.stem, fresh=script == CHECKS))
+    return run_checks(script, functools.partial(job, made, script.stem, fresh=script != WITHOUT_OPTIMIZER))
 
 
 def losses(process: Script) -> list[str]:
@@ -61,6 +62,13 @@ def test_in_a_job(roomy: Pool, name: str) -> None:
     assert found[name] == "ok", found[name]
 
 
+@pytest.mark.parametrize("name", checks_in(CHECKS))
+def test_in_a_job_whose_build_imports_no_c_allocator(roomy: Pool, name: str) -> None:
+    """The same is true where PyTorch gets another allocator (``zico.adapters.torch_cpu``)."""
+    found = checked(roomy, OTHER_DOOR)
+    assert found[name] == "ok", found[name]
+
+
 @pytest.mark.parametrize("name", checks_in(WITHOUT_OPTIMIZER))
 def test_a_loop_without_an_optimizer_has_iterations(roomy: Pool, name: str) -> None:
     """What the check's docstring says is true of loops without ``torch.optim``."""
@@ -68,7 +76,7 @@ def test_a_loop_without_an_optimizer_has_iterations(roomy: Pool, name: str) -> N
     assert found == "ok", found
 
 
-@pytest.mark.parametrize("script", [CHECKS, WITHOUT_OPTIMIZER])
+@pytest.mark.parametrize("script", [CHECKS, OTHER_DOOR, WITHOUT_OPTIMIZER])
 def test_the_end_is_clean(roomy: Pool, script: Path) -> None:
     """A process that ends with live tensors ends with 0 and says nothing."""
     end = checked(roomy, script)["exit"]

@@ -23,6 +23,7 @@ _heap_address = symbol_address(layout.SYMBOL)
 _ATTACHED = int(Attached.YES)
 _I64 = np.dtype("i8")
 ENOMEM = 12
+ELSEWHERE, REFUSED = 0, -1
 
 
 @inlined
@@ -30,17 +31,27 @@ def _heap() -> HeapRecord:
     return record_at(_heap_address(), HEAP)
 
 
+@inlined
+def from_pool(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
+    """Return an address in the pool, ``ELSEWHERE`` where the pool does not serve, or ``REFUSED``."""
+    if size_bytes < heap.threshold_bytes or heap.attached != _ATTACHED:
+        return ELSEWHERE
+    address = allocator.allocate(heap, size_bytes, alignment)
+    if address == NEVER_FITS:
+        return REFUSED
+    return ELSEWHERE if address == NOT_SERVED else address
+
+
 @callback(types.int32(types.int64, types.int64, types.int64))
 def posix_memalign(out_address: int, alignment: int, size_bytes: int) -> int:
     """Stand in for ``posix_memalign(3)``."""
     heap = _heap()
-    if size_bytes >= heap.threshold_bytes and heap.attached == _ATTACHED:
-        address = allocator.allocate(heap, size_bytes, alignment)
-        if address == NEVER_FITS:
-            return ENOMEM
-        if address != NOT_SERVED:
-            array_at(out_address, 1, _I64)[0] = address
-            return 0
+    address = from_pool(heap, size_bytes, alignment)
+    if address == REFUSED:
+        return ENOMEM
+    if address != ELSEWHERE:
+        array_at(out_address, 1, _I64)[0] = address
+        return 0
     status: int = np.int32(call(heap.real_posix_memalign, (out_address, alignment, size_bytes)))  # type: ignore[assignment]
     return status
 
@@ -49,13 +60,10 @@ def posix_memalign(out_address: int, alignment: int, size_bytes: int) -> int:
 def aligned_alloc(alignment: int, size_bytes: int) -> int:
     """Stand in for ``aligned_alloc(3)``."""
     heap = _heap()
-    if size_bytes >= heap.threshold_bytes and heap.attached == _ATTACHED:
-        address = allocator.allocate(heap, size_bytes, alignment)
-        if address == NEVER_FITS:
-            return 0
-        if address != NOT_SERVED:
-            return address
-    return call(heap.real_aligned_alloc, (alignment, size_bytes))
+    address = from_pool(heap, size_bytes, alignment)
+    if address == REFUSED:
+        return 0
+    return address if address != ELSEWHERE else call(heap.real_aligned_alloc, (alignment, size_bytes))
 
 
 @callback(types.void(types.int64))
