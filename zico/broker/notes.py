@@ -15,9 +15,12 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from zico.base.decoding import WRONG
+from zico.base.errors import ZicoError
 from zico.base.processes import started_at
+from zico.broker import transport
 
 Kind = TypeVar("Kind")
+CONNECT_S = 5.0
 MOST_PID = 1 << 22
 """The kernel gives no process a higher number (PID_MAX_LIMIT)."""
 
@@ -162,3 +165,18 @@ def read(socket: Path, kind: type[Kind]) -> Kind | None:
         return msgspec.json.decode(note_path(socket).read_bytes(), type=kind)
     except (OSError, *WRONG):  # a crash may leave anything
         return None
+
+
+def is_served(head: Head, socket: Path) -> bool:
+    """Tell whether the broker of a note lives; waits ``CONNECT_S`` at most.
+
+    In another pid namespace, such as a container's, its number is nobody's or a stranger's. There it
+    lives if it listens.
+    """
+    if head.broker.is_alive:
+        return True
+    try:
+        transport.connect(socket, CONNECT_S).close()
+    except ZicoError:
+        return False
+    return True

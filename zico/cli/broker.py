@@ -18,7 +18,7 @@ from zico.base.rundir import base_directory, socket_for
 from zico.base.settings import DEFAULT_EXPECTED_JOBS, SOCKET_VARIABLE, device_of, devices_of
 from zico.base.units import format_bytes
 from zico.broker.client import BrokerClient
-from zico.broker.notes import read_head
+from zico.broker.notes import is_served, read_head
 from zico.broker.starting import lines_of, start_broker, words_of
 from zico.cli.options import (
     SOCKET,
@@ -180,7 +180,7 @@ def start(ctx: click.Context, /, *, socket: Path | None, **_settings: object) ->
 
 def _refuse_second(path: Path) -> None:
     head = read_head(path)
-    if head is not None and head.broker.is_alive:
+    if head is not None and is_served(head, path):
         raise CommandError(
             f"a broker of {head.device} runs already (process {head.broker.pid}, {path}): jobs join it; zico broker "
             "stop ends it",
@@ -241,6 +241,10 @@ def _ended(device: str, path: Path) -> bool:
     head = read_head(path)
     pidfd = None if head is None else head.broker.watch()
     if head is None or pidfd is None:
+        if head is not None and is_served(head, path):
+            raise CommandError(
+                f"the broker of {device} runs in another container (pid namespace): end it there", exit_code=1
+            )
         return False
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
@@ -318,17 +322,20 @@ def known() -> list[Path]:
 def _look(path: Path) -> Daemon | None:
     """Return what is known of the broker at a socket; ``None`` if neither it nor one of its jobs lives."""
     head = read_head(path)
-    if head is None or not (head.broker.is_alive or head.living):
+    if head is None:
+        return None
+    runs = is_served(head, path)
+    if not (runs or head.living):
         return None
     seen = Daemon(
         device=head.device,
         socket=str(path),
         pid=head.broker.pid,
         zico=head.zico,
-        state="running" if head.broker.is_alive else "ended",
+        state="running" if runs else "ended",
         jobs=tuple(map(str, head.living)),
     )
-    if not head.broker.is_alive:
+    if not runs:
         return seen
     try:
         with BrokerClient(path, ANSWER_S) as client:

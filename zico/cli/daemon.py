@@ -11,7 +11,7 @@ from zico.base.rundir import socket_for
 from zico.base.settings import HOST, OF_A_BROKER, OF_A_POOL, Setting, devices_of, kind_of, parse_metrics
 from zico.base.units import format_bytes, parse_size
 from zico.broker.client import BrokerClient
-from zico.broker.notes import read_head
+from zico.broker.notes import is_served, read_head
 from zico.cli.options import described, given_in, settings_of_each
 from zico.launch.brokers import ANSWER_S
 
@@ -54,7 +54,7 @@ def find_daemon(device: str, given: Given) -> Found:
     head = read_head(socket)
     if head is None:
         return Found(socket, None)
-    if not head.broker.is_alive:
+    if not is_served(head, socket):
         if not head.living:
             return Found(socket, None)
         jobs = ", ".join(map(str, head.living))

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from zico.base import interpreter
-from zico.base.errors import CommandError, ZicoError
+from zico.base.errors import BrokerError, CommandError, ZicoError
 from zico.base.rundir import SOCKET_NAME
+from zico.broker import transport
 from zico.broker.client import BrokerClient
-from zico.broker.notes import read_head
 from zico.broker.starting import hears_ready, words_of
 from zico.launch.processes import KILL_S, LEFT_BEHIND_S, Child, LinePipe, readable
 from zico.report.model import read_record
@@ -70,13 +70,12 @@ class JoinedBroker:
 
     async def ended(self) -> None:
         """Wait until the daemon has ended; the caller sets the deadline."""
-        head = read_head(self.socket)
-        pidfd = head.broker.watch() if head is not None else None
-        if pidfd is not None:
-            try:
-                await readable(pidfd)
-            finally:
-                os.close(pidfd)
+        with contextlib.suppress(BrokerError, ProcessLookupError), contextlib.ExitStack() as owned:
+            connection = owned.enter_context(transport.connect(self.socket, ANSWER_S))
+            pidfd = transport.peer_pidfd(connection)
+            if pidfd is not None:
+                owned.callback(os.close, pidfd)
+            await readable(connection.fileno() if pidfd is None else pidfd)  # by its end, in another pid namespace
 
     def status(self) -> Status | None:
         """Return how the pool is now, ``None`` if the daemon does not answer within ``ANSWER_S``."""
