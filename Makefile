@@ -28,7 +28,7 @@ GPU_PYTHON = PYTHONSAFEPATH=1 PYTHONPATH="$(CHECKOUT)$${PYTHONPATH:+:$$PYTHONPAT
 endif
 
 # What the site of `make docs` is made of: pages, and the files that they link to.
-DOCUMENTS := README.md CONTRIBUTING.md CHANGELOG.md docs benchmarks
+DOCUMENTS := README.md CONTRIBUTING.md CHANGELOG.md docs benchmarks deploy
 
 .DEFAULT_GOAL := help
 
@@ -90,6 +90,14 @@ $(WHEEL_STAMP): setup.cfg setup.py constraints.txt
 test-cuda-wheel: $(WHEEL_STAMP) ## Run PyTorch's build for CUDA over a driver of software (WHEEL=DIR: where it is, 5 GB)
 	$(WHEEL)/bin/python -m pytest tests/wheel/test_torch_wheel.py
 
+# What the adapters look up is in the wheels that the index has, also those for aarch64. Each is removed again.
+SYMBOLS_TORCH ?= 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
+SYMBOLS_PLATFORM ?=
+
+test-symbols: setup ## Look for the functions that adapters need in PyTorch's wheels (downloads 8 GB; SYMBOLS_PLATFORM=manylinux_2_28_aarch64)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pyelftools
+	$(BIN)/python tests/wheel/torch_symbols.py $(if $(SYMBOLS_PLATFORM),--platform $(SYMBOLS_PLATFORM)) $(SYMBOLS_TORCH)
+
 # TensorFlow's build for CUDA stands beside it: it requires none of NVIDIA's packages, so the two agree.
 WHEEL_TF_STAMP := $(WHEEL)/.installed-tensorflow
 
@@ -103,26 +111,31 @@ test-cuda-tf: $(WHEEL_TF_STAMP) ## Run TensorFlow's build for CUDA over that dri
 bench-cuda-wheel: $(WHEEL_STAMP) ## Time PyTorch's calls for device memory over a driver of software (3 minutes)
 	$(WHEEL)/bin/python tests/process/support/software_cuda.py $(WHEEL)/bin/python benchmarks/torch_calls.py --device cuda --name torch_calls-cuda-software $(INTO)
 
-# The newest Python packages that machines with GPUs have, with an older PyTorch: an environment of its own, without
-# TensorFlow. The other versions are those of constraints.txt. PyPI's PyTorch is the CUDA build (5 GB): see PIP_FLAGS.
+# Sets of other versions, each with a Python; what a set does not name is as in constraints.txt. PyPI's PyTorch is the
+# CUDA build (5 GB each): see PIP_FLAGS. `gpu` is what the machines have on which Zico has run.
 VERSIONS ?= build/versions
-VERSIONS_PYTHON ?= python3.12
-VERSIONS_PACKAGES ?= numpy==2.5.5 torch==2.11.0 jax==0.11.2 jaxlib==0.11.2
-VERSIONS_STAMP := $(VERSIONS)/.installed
-VERSIONS_TESTS := tests/framework/test_torch*.py tests/framework/test_jax.py tests/framework/test_exactness.py \
+SETS ?= oldest gpu before newest
+SET_oldest ?= python3.11 torch==2.6.0 numba==0.61.2 llvmlite==0.44.0 numpy==1.26.4
+SET_gpu ?= python3.12 numpy==2.5.5 torch==2.11.0 jax==0.11.2 jaxlib==0.11.2
+SET_before ?= python3.12 torch==2.14.1
+SET_newest ?= python3.13 torch==2.15.0
+VERSIONS_TESTS ?= tests/framework/test_torch*.py tests/framework/test_jax.py tests/framework/test_exactness.py \
 	tests/framework/test_xla_cuda.py tests/process/test_software_cuda.py tests/process/test_cuda_twin*.py tests/cpu tests/lab
+name_of = $(firstword $(subst ==, ,$(1)))
 
-$(VERSIONS_STAMP): setup.cfg setup.py constraints.txt
-	$(VERSIONS_PYTHON) -m venv $(VERSIONS)
-	grep -v -e '^torch==' -e '^numpy==' constraints.txt > $(VERSIONS)/constraints.txt
-	$(VERSIONS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(VERSIONS)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(VERSIONS)/constraints.txt \
-		$(VERSIONS_PACKAGES) --editable '.[plot,swap,metrics,test]'
+$(VERSIONS)/%/.installed: setup.cfg setup.py constraints.txt
+	$(firstword $(SET_$*)) -m venv $(@D)
+	grep -v $(foreach one,$(wordlist 2,99,$(SET_$*)),-e '^$(call name_of,$(one))==') constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(@D)/constraints.txt \
+		$(wordlist 2,99,$(SET_$*)) --editable '.[plot,swap,metrics,test]'
 	touch $@
 
-test-versions: $(VERSIONS_STAMP) ## Run tests with Python 3.12, NumPy 2.5, PyTorch 2.11 and JAX 0.11 (VERSIONS=DIR: where they are)
-	$(VERSIONS)/bin/python -m zico.base.warming
-	$(VERSIONS)/bin/python -m pytest $(VERSIONS_TESTS) $(WORKERS) -k "not mypy" # types are those of constraints.txt
+test-versions: $(SETS:%=test-versions-%) ## Run tests with the oldest and the newest two PyTorches, and a GPU machine's (VERSIONS=DIR, SETS)
+
+$(SETS:%=test-versions-%): test-versions-%: $(VERSIONS)/%/.installed
+	$(VERSIONS)/$*/bin/python -m zico.base.warming
+	$(VERSIONS)/$*/bin/python -m pytest $(VERSIONS_TESTS) $(WORKERS) -k "not mypy" # types are those of constraints.txt
 
 # Ray has an environment of its own, which finds all else in .venv: `make test` has what it has without Ray.
 RAY ?= build/ray
@@ -138,6 +151,22 @@ $(RAY_STAMP): $(STAMP)
 test-ray: $(RAY_STAMP) ## Run the tests of Ray on a cluster of two nodes (two minutes; half a gigabyte into build/ray)
 	$(RAY)/bin/python -m zico.base.warming
 	$(RAY)/bin/python -m pytest tests/framework/test_ray.py
+
+# DeepSpeed compiles for the processor at its first use.
+DEEPSPEED ?= build/deepspeed
+DEEPSPEED_STAMP := $(DEEPSPEED)/.installed
+
+$(DEEPSPEED_STAMP): $(STAMP)
+	$(BIN)/python -m venv $(DEEPSPEED)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> $$($(DEEPSPEED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
+	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt \
+		deepspeed ninja setuptools --editable .
+	touch $@
+
+test-deepspeed: $(DEEPSPEED_STAMP) ## Run the tests of DeepSpeed's offloading with the real one (it compiles; build/deepspeed)
+	$(DEEPSPEED)/bin/python -m zico.base.warming
+	PATH="$(CURDIR)/$(DEEPSPEED)/bin:$$PATH" $(DEEPSPEED)/bin/python -m pytest tests/framework/test_torch_offload_libraries.py
 
 bench-ray: $(RAY_STAMP) ## Time eight trials on a Ray cluster, one at a time, by halves, and with Zico (eleven minutes)
 	$(RAY)/bin/python -m zico.base.warming
@@ -364,4 +393,4 @@ inplace: ## Make the checkout importable without installing (PYTHONSAFEPATH=1 PY
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
 
-.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel test-cuda-tf bench-cuda-wheel test-versions test-ray bench-ray test-triton lint types bench bench-smoke evaluation docs bench-gpu gpu-run gpu-cache size inplace clean
+.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel test-cuda-tf bench-cuda-wheel test-symbols test-versions $(SETS:%=test-versions-%) test-ray test-deepspeed bench-ray test-triton lint types bench bench-smoke evaluation docs bench-gpu gpu-run gpu-cache size inplace clean

@@ -101,7 +101,9 @@ def cupy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, sessio
     if request.param == "fake":
         yield Cupy(stand_in(), monkeypatch, session)
         return
-    module = pytest.importorskip("cupy", reason="CuPy is not installed: only its fake is tested")
+    module = pytest.importorskip(
+        "cupy", reason="CuPy is not installed: only its fake is tested; make test-gpu where it is"
+    )
     before = module.cuda.get_allocator()
     set_allocator = module.cuda.set_allocator
     yield Cupy(module, monkeypatch, session)

@@ -20,8 +20,8 @@ import psutil
 import pytest
 from support.harness import MIB, PATIENCE_S, clean_environment, compile_once, until
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'zico-memory[ray]'")
-pytest.importorskip("ray.tune", reason="Ray Tune is not installed: pip install 'zico-memory[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
+pytest.importorskip("ray.tune", reason="Ray Tune is not installed: make test-ray")
 
 from cpu.support.trace_cases import Loop  # noqa: E402
 from ray import cloudpickle  # noqa: E402 - only where there is Ray

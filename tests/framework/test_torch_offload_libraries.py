@@ -29,7 +29,7 @@ real = pytest.param(
     id="deepspeed",
     marks=pytest.mark.skipif(
         importlib.util.find_spec("deepspeed") is None,
-        reason="deepspeed is not installed: it compiles on the processor, so make test does without it",
+        reason="DeepSpeed is not installed: make test-deepspeed",
     ),
 )
 

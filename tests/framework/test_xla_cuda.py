@@ -41,7 +41,8 @@ STREAM, OTHER, NO_STREAM = 11, 12, 0
 POOL = 99
 compiles = pytest.mark.skipif(not xla_building.HAS_COMPILER, reason=xla_building.WITHOUT_COMPILER)
 has_plugin = pytest.mark.skipif(
-    importlib.util.find_spec("jax_plugins") is None, reason="JAX's CUDA plugin (jax[cuda13]) is not installed"
+    importlib.util.find_spec("jax_plugins") is None,
+    reason="JAX's CUDA plugin is not installed: make test-versions SETS=gpu beside pip install jax[cuda13]",
 )
 
 

@@ -113,7 +113,9 @@ def queries() -> list[str]:
     return [expr.replace("$device", ".*").replace("$__rate_interval", "1m") for expr in found]
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="Prometheus is not installed: apt-get install prometheus, then make test"
+)
 def test_prometheus_scrapes_a_run_and_answers_the_dashboard(tmp_path: Path) -> None:
     """The scrape is what promtool accepts, every query has an answer, and figures are those of the run."""
     with (

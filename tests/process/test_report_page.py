@@ -26,7 +26,9 @@ JOIN = (
     "client = BrokerClient(socket_to_join())\nmember = client.join(os.environ['ZICO_JOB'], 'fake')\nclient.status()"
 )
 
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium, then make test"
+)
 
 
 def browse(page: Path, directory: Path, *options: str) -> tuple[str, list[str]]:
