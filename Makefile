@@ -117,7 +117,7 @@ VERSIONS ?= build/versions
 SETS ?= oldest gpu before newest
 SET_oldest ?= python3.11 torch==2.6.0 numba==0.61.2 llvmlite==0.44.0 numpy==1.26.4
 SET_gpu ?= python3.12 numpy==2.5.5 torch==2.11.0 jax==0.11.2 jaxlib==0.11.2
-SET_before ?= python3.12 torch==2.14.1
+SET_before ?= $(PYTHON) torch==2.14.1
 SET_newest ?= python3.13 torch==2.15.0
 VERSIONS_TESTS ?= tests/framework/test_torch*.py tests/framework/test_jax.py tests/framework/test_exactness.py \
 	tests/framework/test_xla_cuda.py tests/process/test_software_cuda.py tests/process/test_cuda_twin*.py tests/cpu tests/lab

@@ -10,6 +10,7 @@ emptied. So nobody else could use what an iteration has finished with.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -109,9 +110,11 @@ def enable(joined: Session) -> None:
 #     No Python runs, so the GIL may be held or not. Where PyTorch's libraries lack a symbol,
 #     ``prepare`` and ``prepare_refusals`` say so and nothing has been changed.
 
-CHECK = "_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_jb"
+_CHECK = "_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_jb"
+CHECKS = (_CHECK, f"{_CHECK}PNS0_19CUDAErrorLogCaptureE")
 """``c10_cuda_check_implementation(status, file, function, line, device_assertions)`` throws what PyTorch throws for a
-status, since its own checks call it. Read in the build of PyTorch 2.11 for CUDA 13."""
+status, since its own checks call it. Read in the build of PyTorch 2.11 for CUDA 13. Since 2.14 it has one argument
+more, which may be null."""
 CONSTRUCTOR = "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 """The one that constructors of derived classes call."""
 TYPE_INFO, TABLE = "_ZTIN3c10{}E", "_ZTVN3c10{}E"
@@ -242,7 +245,7 @@ def raise_refusal(which: int) -> None:
 def raise_lost(status: int) -> None:
     """Throw what PyTorch's own checks throw for a status of CUDA's through the caller. Never returns."""
     raiser = record_at(_raiser_address(), RAISER)
-    call(raiser.check, (status, raiser.location[1], raiser.location[0], 0, 0))
+    call(raiser.check, (status, raiser.location[1], raiser.location[0], 0, 0, 0))  # the last one since PyTorch 2.14
 
 
 def prepare_lost(torch: Any) -> int:  # noqa: ANN401 - the module
@@ -252,10 +255,13 @@ def prepare_lost(torch: Any) -> int:  # noqa: ANN401 - the module
     """
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10_cuda.so"))
-        RAISERS[0]["check"] = address_in(library, CHECK)
-    except (OSError, ValueError):
+    except OSError:
         return 0
-    return int(raise_lost.address)
+    for name in CHECKS:
+        with contextlib.suppress(ValueError):
+            RAISERS[0]["check"] = address_in(library, name)
+            return int(raise_lost.address)
+    return 0
 
 
 def prepare(torch: Any) -> int:  # noqa: ANN401 - the module

@@ -18,23 +18,22 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.hash import GNUHashSection
 from zico.adapters import torch_cpu, torch_cuda
 
-LIBRARIES = ("libc10.so", "libc10_cuda.so", "libtorch_cuda.so", "libtorch_python.so")
+LIBRARIES = ("libc10.so", "libc10_cuda.so", "libtorch_cuda.so")
 C_ALLOCATOR = ("posix_memalign", "free")
 OTHER_DOOR = (torch_cpu.SET, torch_cpu.GET, torch_cpu.REPORTER, torch_cpu.NOTE_NEW, torch_cpu.NOTE_DELETED)
 NEEDED = {
-    "libc10.so": (torch_cuda.CONSTRUCTOR,),
-    "libc10_cuda.so": (torch_cuda.CURRENT_ALLOCATOR,),
-    "libtorch_python.so": tuple(
-        form.format(name)
-        for form in (torch_cuda.TYPE_INFO, torch_cuda.TABLE)
-        for name in (torch_cuda.OUT_OF_MEMORY_ERROR, torch_cuda.ERROR)
+    "libc10.so": (
+        torch_cuda.CONSTRUCTOR,
+        *(
+            form.format(name)
+            for form in (torch_cuda.TYPE_INFO, torch_cuda.TABLE)
+            for name in (torch_cuda.OUT_OF_MEMORY_ERROR, torch_cuda.ERROR)
+        ),
     ),
+    "libc10_cuda.so": (torch_cuda.CURRENT_ALLOCATOR,),
 }
-"""Builds for CUDA have all of these."""
-USED = {
-    "libc10_cuda.so": (torch_cuda.CHECK,),
-    "libtorch_cuda.so": (torch_cuda.ALLOCATOR_TABLE, torch_cuda.CACHE_INFO),
-}
+"""Builds for CUDA have all of these. What ``libtorch_python.so`` lacks it finds in ``libc10.so``."""
+USED = {"libtorch_cuda.so": (torch_cuda.ALLOCATOR_TABLE, torch_cuda.CACHE_INFO)}
 """Without these an error is told in other words."""
 
 
@@ -96,7 +95,10 @@ def main() -> int:
         wrong |= door == "none" or bool(missing)
         words = [f"host by {door}", *(f"lacks {one}" for one in missing)]
         words += [f"does without {one}" for one in lacking(libraries, USED)]
-        build = "CUDA" if "libc10_cuda.so" in libraries else "processor"
+        cuda = libraries.get("libc10_cuda.so")
+        if cuda is not None and not any(map(cuda.exports, torch_cuda.CHECKS)):
+            words.append("tells of a lost GPU in other words")
+        build = "processor" if cuda is None else "CUDA"
         sys.stdout.write(f"torch {version} ({build}): {', '.join(words)}\n")
         sys.stdout.flush()
     return int(wrong)
