@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.harness import PATIENCE_S, TESTS, clean_environment, compile_once
 
+from zico.base.paths import cache_root
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -42,12 +44,14 @@ class Node:
             "ZICO_DEVICE": "host",
             "ZICO_OPTIONS": "--budget 64MiB",
             "ZICO_DIRECTORY": str(self.pool),
+            "ZICO_CACHE_DIR": str(cache_root()),
         }
 
     def runs(self, script: str, job: int, *, beside: tuple[int, ...] = ()) -> str:
         """Run a script for a job, while others run; return what it has said."""
         self._running.write_text("".join(f"{each}\n" for each in (job, *beside)))
-        environment = self._environment | {"SLURM_JOB_UID": str(os.getuid()), "SLURM_JOB_ID": str(job)}
+        environment = self._environment | {"SLURM_JOB_UID": str(os.getuid()), "SLURM_JOB_GID": str(os.getgid())}
+        environment["SLURM_JOB_ID"] = str(job)
         environment["SLURM_SHARDS_ON_NODE"] = "24"
         done = subprocess.run(
             [str(SCRIPTS / script)], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False

@@ -111,7 +111,7 @@ def check_both_frameworks_in_one_process() -> None:
 
     joined = session.current()
     assert joined is not None
-    assert set(joined.frameworks) == {"tensorflow", "keras", "torch"}
+    assert set(joined.frameworks) - {"jax"} == {"tensorflow", "keras", "torch"}  # others may import it where it is
     before = int(record()["live_bytes"])
     ours, theirs = torch.ones(MIB), tf.random.uniform([MIB])
     assert in_pool(ours.data_ptr())
