@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from zico.job.session import Session
     from zico.swap.swapper import Swapper
 
-TESTED_VERSION = "2.11, 2.13"
+TESTED_VERSION = "2.11, 2.13, 2.14"
 
 
 class StepMarker(session.Watcher):
