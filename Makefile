@@ -95,7 +95,7 @@ SYMBOLS_TORCH ?= 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15
 SYMBOLS_PLATFORM ?=
 
 test-symbols: setup ## Look for the functions that adapters need in PyTorch's wheels (downloads 8 GB; SYMBOLS_PLATFORM=manylinux_2_28_aarch64)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check pyelftools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pyelftools
 	$(BIN)/python tests/wheel/torch_symbols.py $(if $(SYMBOLS_PLATFORM),--platform $(SYMBOLS_PLATFORM)) $(SYMBOLS_TORCH)
 
 # TensorFlow's build for CUDA stands beside it: it requires none of NVIDIA's packages, so the two agree.
