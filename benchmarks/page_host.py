@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--example", choices=EXAMPLES, default="resnet")
     parser.add_argument("--threads", type=int, default=1, help="that compute (default: 1)")
     parser.add_argument("--share", type=int, action="append", help="of the peak, in percent (default: 80 to 50)")
+    parser.add_argument("--name", help="of the files of results (default: by the example and the ways)")
     parser.add_argument("--rivals", action="store_true", help="page as published systems do, at 60, 40 and 20 %%")
     kinds = {**PARTS, **SYSTEMS}
     parser.add_argument("--part", action="append", choices=kinds, help="what is on, besides nothing (default: each)")
@@ -134,7 +135,7 @@ def main() -> None:
     chosen = options.part or (SMOKED if options.smoke else kinds)
     parts = {part: told for part, told in kinds.items() if told == DEMAND or part in chosen}
     result = common.document(
-        name if options.example == "resnet" else f"{name}-{options.example}",
+        options.name or (name if options.example == "resnet" else f"{name}-{options.example}"),
         question,
         dataclasses.asdict(scale) | {"told": parts},
     )
