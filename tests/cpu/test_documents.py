@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -236,6 +237,40 @@ def test_an_unknown_option_is_found() -> None:
     text = "`zico run --fast`, `zico fly`, `--slow`\n\n    $ zico trace show FILE --csv X --pdf Y\n"
     said = ["--fast in 'zico run --fast'", "zico fly", "--slow in '--slow'"]
     assert unknown_options(text) == [*said, "--pdf in 'zico trace show FILE --csv X --pdf Y'"]
+
+
+def spoken(text: str) -> Iterator[list[str]]:
+    """Yield the words behind ``zico`` of each command that a page shows on lines of its own."""
+    for line in re.findall(r"^    (?:\$ )?zico ((?:.*\\\n)*.*)$", text, flags=re.MULTILINE):
+        yield shlex.split(line.replace("\\\n", " "), comments=True)
+
+
+def refused(text: str) -> list[str]:
+    """Return the commands of a page that the command line refuses before it looks at any file or pool."""
+    found = []
+    for words in spoken(text):
+        name = next(" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS)
+        context = click.Context(command, info_name="zico")
+        rest = words[len(name.split()) :]
+        if name == "trace":
+            name = "trace record"
+        try:
+            COMMANDS[name].make_context(name, rest, parent=context)
+        except click.ClickException as error:
+            found.append(f"zico {' '.join(words)}: {error.format_message()}")
+    return found
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=_name)
+def test_commands_are_understood(page: Path) -> None:
+    """The command line takes every command that a page shows, with its options' values and arguments."""
+    assert refused(page.read_text()) == []
+
+
+def test_a_command_that_is_refused_is_found() -> None:
+    """The check sees an option's value and an argument that the command line does not take."""
+    text = "\n    zico limit\n    $ zico pause\n\n    zico broker status \\\n        extra  # why\n"
+    assert [one.partition(": ")[0] for one in refused(text)] == ["zico pause", "zico broker status extra"]
 
 
 def steps_without_code(page: str) -> list[str]:

@@ -82,3 +82,22 @@ def test_a_daemon_in_another_container_is_found_and_not_ended() -> None:
                 assert asked.finish() == code
                 assert says in asked.stdout + asked.stderr
         assert names(shared / "zico" / "broker.sock") == []
+
+
+def test_a_run_ends_when_its_daemon_in_another_container_does() -> None:
+    """A run that has joined watches the connection, since the daemon's number means nobody here."""
+    compile_once()
+    with contextlib.ExitStack() as owned:
+        shared = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="zc-")))
+        pipes = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="zc-")))
+        end = owned.enter_context(fifos(pipes, "a"))["a"]
+        broker = owned.enter_context(container(shared, "broker"))
+        broker.read_until("ready\n")
+        job = [sys.executable, str(PROCESS / "sweep_job.py"), "2", str(pipes / "fifoa")]
+        run = owned.enter_context(container(shared, "run", "--name", "a", "--", *job))
+        run.read_until("begun")
+        broker.process.kill()
+        broker.process.wait(ANSWER_S)
+        run.read_until("has ended")
+        os.write(end, b"1")
+        assert run.finish() == 0
