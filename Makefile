@@ -217,7 +217,7 @@ bench-compare-pairs: setup ## Train pairs of jobs by OLD=COMMIT and by this chec
 	$(BIN)/python benchmarks/compare_pairs.py $(OLD) $(INTO)
 
 # The longer benchmarks, and all of them: `make bench-all`.
-LONG := planners plan-time zoo regions following pairs pairs-saving idle remembered threads short-waits agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
+LONG := planners plan-time zoo regions following pairs pairs-saving idle remembered frozen threads short-waits agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
 	paging paging-rivals page-host page-host-rivals saving held marks greedy cluster
 
 bench-all: bench $(LONG:%=bench-%) $(if $(KEEP),evaluation) ## Run every benchmark that needs no GPU (about eight hours)
@@ -255,6 +255,9 @@ bench-short-waits: setup ## Measure what a short rest in each iteration costs pl
 
 bench-remembered: setup ## Measure what jobs save that begin with what they did in their last runs (25 minutes)
 	$(BIN)/python benchmarks/remembered.py $(INTO)
+
+bench-frozen: setup ## Train eight fine-tunings that hold their frozen base once (15 minutes)
+	$(BIN)/python benchmarks/frozen.py $(INTO)
 
 bench-agreement: setup ## Compare the simulator with real runs, trained and paced (85 minutes)
 	$(BIN)/python benchmarks/agreement.py $(INTO)
@@ -318,7 +321,7 @@ bench-greedy: setup ## Compare policies with the best greedy one on random jobs 
 bench-cluster: setup ## Simulate clusters that share memory (ten minutes; TRACE=openb_pod_list_default.csv of alibaba/clusterdata)
 	$(BIN)/python benchmarks/cluster.py $(if $(TRACE),--trace $(TRACE)) $(INTO)
 
-SMOKE := torch_calls threads short_waits zoo regions following colocation idle_jobs remembered auto_turns agreement budget_change tiers gist swap swap_host paging page_host \
+SMOKE := torch_calls threads short_waits zoo regions following colocation idle_jobs remembered frozen auto_turns agreement budget_change tiers gist swap swap_host paging page_host \
 	saving save_planners save_nets job_planner rounding batch_factors marks evaluation cluster
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run

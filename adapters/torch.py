@@ -26,6 +26,7 @@ from zico.swap.swapper import LEAST_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from zico.adapters.torch_frozen import FrozenSharing
     from zico.adapters.torch_saving import Saving
 
     from zico.job.session import Session
@@ -90,6 +91,7 @@ def enable() -> Session | None:
         torch_cuda.enable(joined)
         if joined.is_to_swap:
             _swap(joined)
+    _share_frozen(joined, kind)
     marker = StepMarker(joined)
     joined.watchers.append(marker)
     register_optimizer_step_post_hook(marker.end_step)
@@ -114,6 +116,25 @@ def _take_host_memory(joined: Session) -> None:
         from zico.adapters import torch_cpu
 
         torch_cpu.enable(joined)
+
+
+def _share_frozen(joined: Session, kind: str) -> None:
+    """Hold this process's frozen parameters once together with other jobs', if it is to, or once it asks for it."""
+    if kind != "host":
+        return
+    watching: list[FrozenSharing] = []
+
+    def sharing() -> FrozenSharing:
+        if not watching:
+            from zico.adapters.torch_frozen import FrozenSharing
+
+            watching.append(FrozenSharing(joined))
+            joined.watchers.append(watching[0])
+        return watching[0]
+
+    joined.share = lambda tensors: sharing().share(tensors)
+    if joined.settings.wish.share_frozen:
+        sharing().install()
 
 
 def _swap(joined: Session) -> None:

@@ -90,6 +90,12 @@ def _unshared() -> tuple[int, int]:
 _USES, _OBJECT_REFERENCES = _unshared()
 
 
+def has_memory_alone(tensor: torch.Tensor) -> bool:
+    """Tell whether nothing but this tensor refers to its memory."""
+    storage = storage_of(tensor)
+    return _references(storage) == (_USES, _OBJECT_REFERENCES)
+
+
 def _maker(tensor: torch.Tensor) -> str:
     """Return autograd's name of the operation that made a tensor's memory; empty: it does not know."""
     made = tensor._base if tensor._is_view() else tensor

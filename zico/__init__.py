@@ -20,7 +20,7 @@ TYPE_CHECKING = False  # type checkers take it for the one of typing, whose impo
 if TYPE_CHECKING:
     from zico.base.logged import log
     from zico.job.joining import join, leave
-    from zico.job.session import JobStatus, iteration, status, step
+    from zico.job.session import JobStatus, iteration, share, status, step
     from zico.launch.client import Pool, run
 
 __version__ = "0.2.0"
@@ -28,10 +28,10 @@ __version__ = "0.2.0"
 _HOMES = {
     "log": "zico.base.logged",
     **dict.fromkeys(("join", "leave"), "zico.job.joining"),
-    **dict.fromkeys(("JobStatus", "iteration", "status", "step"), "zico.job.session"),
+    **dict.fromkeys(("JobStatus", "iteration", "share", "status", "step"), "zico.job.session"),
     **dict.fromkeys(("Pool", "run"), "zico.launch.client"),
 }
-__all__ = ["JobStatus", "Pool", "__version__", "iteration", "join", "leave", "log", "run", "status", "step"]
+__all__ = ["JobStatus", "Pool", "__version__", "iteration", "join", "leave", "log", "run", "share", "status", "step"]
 
 
 def __getattr__(name: str) -> object:

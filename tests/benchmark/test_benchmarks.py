@@ -134,6 +134,21 @@ def test_idle_jobs_smoke_compares_with_one_after_the_other(tmp_path: Path) -> No
     assert group["summary"]["zico 70 %"]["losses_equal"]
 
 
+def test_frozen_smoke_holds_the_base_once(tmp_path: Path) -> None:
+    """A smoke run of frozen.py ends with the losses alone, and both jobs had the base that the pool had once."""
+    done = run_script("frozen.py", "--smoke", "-o", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "frozen.json").read_text())
+    assert missing(result) == []
+    shared, base = result["shared"], result["base_bytes"]
+    assert base > 0
+    assert shared["pool"]["peak_shared_bytes"] == base
+    assert [one["shared_bytes"] for one in shared["jobs"]] == [base, base]
+    assert [one["shared_bytes"] for one in result["not shared"]["jobs"]] == [0, 0]
+    for way in (shared, result["not shared"]):
+        assert [*map(list, way["losses"])] == result["alone_losses"]
+
+
 @pytest.mark.parametrize("kind", ["notebook", "evaluating", "recurrent", "rl"])
 def test_an_idle_job_does_as_many_iterations_as_it_is_told(kind: str, tmp_path: Path) -> None:
     """A cell, an epoch, a text or a rollout counts as one, however many batches and steps it has."""

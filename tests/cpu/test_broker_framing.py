@@ -100,9 +100,9 @@ def test_too_long_is_refused_at_the_header() -> None:
     reader = FrameReader()
     length = (m.MAX_FRAME_BYTES + 1).to_bytes(HEADER_BYTES, "big")
     assert reader.feed(length[:-1]) == []
-    with pytest.raises(RemoteProtocolError, match="131073 bytes, the limit is 131072"):
+    with pytest.raises(RemoteProtocolError, match="147457 bytes, the limit is 147456"):
         reader.feed(length[-1:])
-    with pytest.raises(RemoteProtocolError, match="131073"):
+    with pytest.raises(RemoteProtocolError, match="147457"):
         reader.feed(encode_frame(m.Goodbye()))
 
 
@@ -141,7 +141,7 @@ def test_we_do_not_send_what_the_peer_would_refuse() -> None:
     for name in ("", "a" * 49, "a\x00b"):
         with pytest.raises(LocalProtocolError):
             encode_frame(m.Hello(version=1, name=name, pid=1, framework="torch"))
-    with pytest.raises(LocalProtocolError, match="the limit is 131072"):
+    with pytest.raises(LocalProtocolError, match="the limit is 147456"):
         encode_frame(m.Status(**{**as_fields(STATUS), "jobs": STATUS.jobs * 3}))
 
 

@@ -50,7 +50,7 @@ def hello(name: str) -> m.Hello:
 def empty_table() -> tuple[Any, Any]:
     """Return a header and job records as of a pool of 16 regions without jobs."""
     header = np.zeros(1, HEADER)[0]
-    header["budget_regions"] = 16
+    header["budget_regions"] = header["budget_total"] = 16
     header["alone_job"] = NOBODY
     return header, np.zeros(MAX_JOBS, JOB)
 
@@ -374,7 +374,7 @@ def test_the_record_has_samples_boundaries_and_waits(tmp_path: Path) -> None:
     set_fields(jobs[0], state=JobState.BOUNDARY, iteration=1, last_boundary_ns=BEGAN_NS + 2 * S - S // 4)
     set_fields(jobs[0], boundary_since_ns=BEGAN_NS + 2 * S - S // 4)
     set_fields(jobs[0], out_now_bytes=2 * MIB + 1)
-    header["budget_regions"] = 9
+    header["budget_total"] = 9
     ledger.observe(header.copy(), jobs.copy(), MIB, BEGAN_NS + 2 * S)
     set_fields(jobs[0], state=JobState.RUNNING, boundary_since_ns=0, started_ns=BEGAN_NS + 3 * S - S // 2)
     set_fields(jobs[0], out_now_bytes=-1)

@@ -61,15 +61,17 @@ def test_on_a_gpu_pytorch_alone_swaps() -> None:
 def test_on_a_gpu_planners_encode_nothing() -> None:
     """A planner that encodes is refused there, with those that would do."""
     for planner in PLANNERS:
-        check_device("host", {"a": Wish("swap", planner=planner)}, "--save")
+        check_device("host", {"a": Wish("swap", planner=planner)}, {"save": "--save"})
     for planner in DEVICE_PLANNERS:
-        check_device("cuda", {"a": Wish("page"), "b": Wish("auto"), "c": Wish("swap", planner=planner)}, "--save")
+        check_device(
+            "cuda", {"a": Wish("page"), "b": Wish("auto"), "c": Wish("swap", planner=planner)}, {"save": "--save"}
+        )
     for planner in {*REDUCING, "gist"}:
         assert planner not in DEVICE_PLANNERS
         with pytest.raises(
             ConfigError, match=f"ZICO_SAVE: b cannot follow {planner} on a GPU, .* one of longest, zico, "
         ):
-            check_device("cuda", {"a": Wish("page"), "b": Wish("swap", planner=planner)}, "ZICO_SAVE")
+            check_device("cuda", {"a": Wish("page"), "b": Wish("swap", planner=planner)}, {"save": "ZICO_SAVE"})
 
 
 @pytest.mark.parametrize("system", PAGERS)
@@ -78,9 +80,9 @@ def test_a_job_pages_as_a_published_system_by_name(system: str) -> None:
     assert wishes_of({"save": f"b=c={system}"}, ORIGINS, NAMES, GIB)["b=c"] == Wish("page", planner=system)
     wish = Wish("page", 3, "memory,file", planner=system)
     assert wish_in(variables_of(wish)) == wish
-    check_device("host", {"a": wish}, "--save")
+    check_device("host", {"a": wish}, {"save": "--save"})
     with pytest.raises(ConfigError) as refused:
-        check_device("cuda", {"a": wish}, "--save")
+        check_device("cuda", {"a": wish}, {"save": "--save"})
     said = f"--save: a cannot page as {system} does on a GPU, whose faults no program sees: give page"
     assert str(refused.value) == said
 
@@ -139,3 +141,16 @@ def test_a_bad_variable_is_named(variable: str) -> None:
     """A job that is started by hand is told which variable is wrong."""
     with pytest.raises(ConfigError, match=f"{variable}: "):
         wish_in({variable: "x"})
+
+
+def test_frozen_memory_is_shared_on_the_host_alone() -> None:
+    """A job on a GPU that is to share some is refused, and the sentence names the option; a switch is on or off."""
+    origins = {"save": "--save", "share_frozen": "--share-frozen"}
+    (wish,) = wishes_of({"share_frozen": "1"}, origins, ("a",), 1).values()
+    assert wish == Wish(share_frozen=True)
+    assert wish_in(variables_of(wish)) == wish
+    check_device("host", {"a": wish}, origins)
+    with pytest.raises(ConfigError, match=r"^--share-frozen: frozen memory is held once on the host alone, and a "):
+        check_device("cuda", {"a": wish}, origins)
+    with pytest.raises(ConfigError, match=r"^--share-frozen: 'maybe' is neither on nor off: give 1 or 0"):
+        wishes_of({"share_frozen": "maybe"}, origins, ("a",), 1)

@@ -77,7 +77,8 @@ def test_the_report_says_how_much_and_for_how_long_it_can_go_on() -> None:
     figures = ProcessFigures(name="train", growth_bytes=2 * MIB, persistent_bytes=300 * MIB)
     assert growth_line(figures, 500 * MIB) == (
         "train kept 2 MiB more after each of its last iterations (a leak?), and 300 MiB in the end. "
-        "Others had that much less room; 100 iterations more would fill the budget"
+        "Others had that much less room; 100 iterations more would fill the budget, "
+        "and what comes then would lie in the next tier (slower; on the host a file)"
     )
 
 

@@ -47,7 +47,7 @@ def test_a_share_of_waiting_is_one_of_the_window() -> None:
 
 def way(options: str, gain: float, waited: float = 0.0) -> Together:
     """Return a way in which two jobs ran together."""
-    return Together(options, gain, [1.0, 1.0], [waited, 0.0])
+    return Together(options, gain, [1.0, 1.0], [waited, 0.0], [0, 0])
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,9 @@ def is_served(broker: Broker) -> bool:
 
 ATTACKS = {
     "garbage": (framed(b"\xc1\xff\x00garbage"), "no message"),
-    "a huge frame": (b"\x7f\xff\xff\xff" + bytes(1000), "2147483647 bytes, the limit is 131072"),
+    "a huge frame": (b"\x7f\xff\xff\xff" + bytes(1000), "2147483647 bytes, the limit is 147456"),
     "an empty frame": (bytes(4), "empty frame"),
-    "HTTP": (b"GET / HTTP/1.1\r\n\r\n", "the limit is 131072"),
+    "HTTP": (b"GET / HTTP/1.1\r\n\r\n", "the limit is 147456"),
     "an unknown message": (raw_frame(type="format disk"), "no message"),
     "a broker's message": (encode_frame(m.Refused("you")), "may not say Refused"),
     "a question before a greeting": (encode_frame(m.StatusRequest()), "may not say StatusRequest"),
@@ -260,7 +260,7 @@ def test_a_broker_that_never_answers_costs_the_deadline(tmp_path: Path) -> None:
     ("answer", "error", "complaint"),
     [
         (b"", BrokerError, "went away without answering Hello"),
-        (b"SSH-2.0-OpenSSH\r\n", RemoteProtocolError, "limit is 131072"),
+        (b"SSH-2.0-OpenSSH\r\n", RemoteProtocolError, "limit is 147456"),
         (encode_frame(HELLO), RemoteProtocolError, "may not say Hello"),
         (
             encode_frame(WELCOME),

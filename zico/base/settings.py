@@ -54,7 +54,7 @@ MAX_EXPECTED_JOBS = 1000
 DEFAULT_MOST_REGIONS = 1 << 16
 """What a budget on the host may be raised to unless something else is said: a table of 2 MiB."""
 SHARES = ("weight", "priority", "slo")
-SAVING = ("save", "limit", "tier")
+SAVING = ("save", "limit", "tier", "share_frozen")
 OF_A_POOL = ("budget", "most", "reserve", "region", "policy", "isolate", "mps", "metrics")
 """What describes a pool: with one of them as an option, ``zico run`` has a pool of its own."""
 OF_A_BROKER = (*OF_A_POOL, "log-level")
@@ -238,7 +238,7 @@ def resolve(
     budget = _budget(_chosen(given, "budget"), region.value, memory, reserved_bytes)
     most = _most(_chosen(given, "most"), budget, region.value, memory, reserved_bytes)
     taken = most if memory.is_taken_at_once and most.value > budget.value else budget
-    mps = parsed(_chosen(given, "mps"), _parse_switch)
+    mps = parsed(_chosen(given, "mps"), parse_switch)
     if mps.value and is_host:
         raise ConfigError(f"{mps.origin}: MPS needs a GPU: choose one, as in --device cuda:0")
     return Settings(
@@ -252,7 +252,7 @@ def resolve(
         warning=_warning(taken, memory, reserved_bytes),
         grace_s=parsed(_chosen(given, "grace", str(DEFAULT_GRACE_S)), _parse_grace),
         log_level=_one_of(_chosen(given, "log_level", DEFAULT_LOG_LEVEL), LOG_LEVELS, "log level"),
-        isolate=parsed(_chosen(given, "isolate"), _parse_switch),
+        isolate=parsed(_chosen(given, "isolate"), parse_switch),
         mps=mps,
         most_bytes=most,
         metrics=_metrics(_chosen(given, "metrics")),
@@ -298,7 +298,12 @@ def _parse_device(text: str) -> str:
     return HOST if text == HOST else f"{match['kind']}:{int(match['ordinal'] or 0)}"
 
 
-def _parse_switch(text: str) -> bool:
+def parse_switch(text: str) -> bool:
+    """Return whether a text says on.
+
+    Raises:
+        ConfigError: It says neither on nor off.
+    """
     if text.lower() not in _SWITCH:
         raise ConfigError(f"{text!r} is neither on nor off: give 1 or 0")
     return _SWITCH[text.lower()]

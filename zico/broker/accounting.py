@@ -83,6 +83,8 @@ class Ledger:
         self._header: Record | None = None
         self._physical_bytes = 0
         self._peak_physical_bytes = 0
+        self._shared_bytes = 0
+        self._peak_shared_bytes = 0
         self._outsiders: collections.deque[Outside] = collections.deque(maxlen=MAX_OUTSIDERS)
         self._outside: OutsideFigures | None = None
         self._peak_outside: OutsideFigures | None = None
@@ -147,7 +149,7 @@ class Ledger:
             self._history.add(now_ns, physical_bytes, held, out)
         else:
             self._marks = Marks()
-        budget_bytes = int(header["budget_regions"]) * self._region_bytes
+        budget_bytes = int(header["budget_total"]) * self._region_bytes
         if budget_bytes != self._budgets[-1][1]:
             self._budgets.append((now_ns, budget_bytes))
 
@@ -163,6 +165,13 @@ class Ledger:
         """Remember that the member waits for the jobs at the places in ``mask``, if it waits at all."""
         if mask and member.open_waits:
             member.note_blockers(self._present[job].index for job in jobs_in(mask) if job in self._present)
+
+    def observe_shared(self, size_bytes: int, of_members: collections.Counter[int]) -> None:
+        """Take in what jobs have in common: all of it once, and of each member by its index."""
+        self._shared_bytes = size_bytes
+        self._peak_shared_bytes = max(size_bytes, self._peak_shared_bytes)
+        for member in self._present.values():
+            member.shared_bytes = of_members[member.index]
 
     def observe_outside(self, found: OutsideFigures | None) -> None:
         """Take in what lies outside the pool on its device, if that is known."""
@@ -202,6 +211,7 @@ class Ledger:
                 if not one.record["aside"]
             ),
             device=self._device,
+            shared_bytes=self._shared_bytes,
             first_budget_bytes=self._budgets[0][1],
             most_bytes=self._header_bytes("n_regions"),
             isolated=bool(self._header_count("isolate")),
@@ -219,6 +229,7 @@ class Ledger:
             last_budget_bytes=self._budgets[-1][1],
             recoveries=self._header_count("recoveries"),
             stalls=self._header_count("stalls"),
+            peak_shared_bytes=self._peak_shared_bytes,
             **_known(self._peak_outside),
         )
         return Report(
@@ -325,6 +336,7 @@ class Ledger:
             pooled_bytes=pooled_bytes,
             spilled_bytes=count_of(record["spilled_bytes"]),
             evicted_bytes=count_of(record["evictions"], self._region_bytes),
+            shared_bytes=member.shared_bytes,
             pool_fraction=pooled_bytes / requested_bytes if requested_bytes else 0.0,
             maps=count_of(record["maps"]),
             oom=self._refused_request(record),

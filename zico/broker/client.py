@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 10.0
 
-_Answer = TypeVar("_Answer", m.Welcome, m.More, m.Status, m.Report, m.Changed)
+_Answer = TypeVar("_Answer", m.Welcome, m.More, m.Shared, m.Status, m.Report, m.Changed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Membership:
     connection: socket.socket
     protocol: Connection
     owner_pid: int
+    path: Path
+    """Where the broker listens."""
 
     @property
     def memory_fd(self) -> int:
@@ -72,6 +74,35 @@ class Membership:
     def close_descriptors(self) -> None:
         """Close them, where ``map_pool`` is not going to."""
         transport.Descriptors([*self.memory_fds, self.table_fd, self.notify_fd]).close()
+
+    def ask(
+        self, question: m.ShareRequest | m.Filled, deadline_s: float = DEADLINE_S
+    ) -> tuple[m.Found, transport.Descriptors]:
+        """Ask for memory that this job has in common with others, and return the answer with what came with it.
+
+        Raises:
+            BrokerError: The broker does not answer within the deadline, or it refuses. Nothing can
+                be asked of it any more; the membership is what it was.
+            RemoteProtocolError: What answers is no broker.
+        """
+        dialog = _Dialog(self.path, deadline_s, (self.connection, self.protocol))
+        try:
+            max_fds = 1 if isinstance(question, m.ShareRequest) else 0
+            return dialog.ask(question, m.Shared, max_fds=max_fds).found, dialog.take_descriptors()
+        finally:
+            dialog.take_connection()
+
+    def tell(self, message: m.Unshare, deadline_s: float = DEADLINE_S) -> None:
+        """Tell the broker something that it does not answer.
+
+        Raises:
+            BrokerError: It does not read within the deadline.
+        """
+        dialog = _Dialog(self.path, deadline_s, (self.connection, self.protocol))
+        try:
+            dialog.say(message)
+        finally:
+            dialog.take_connection()
 
     def leave(self) -> None:
         """Say goodbye and close the connection; waits for nothing. A second time does nothing.
@@ -160,6 +191,7 @@ class BrokerClient:
                 connection=dialog.take_connection(),
                 protocol=dialog.protocol,
                 owner_pid=os.getpid(),
+                path=self._path,
             )
 
     def status(self) -> m.Status:
@@ -218,16 +250,16 @@ class BrokerClient:
 class _Dialog:
     """One connection. Owns it and what arrives on it until taken; all that it does until renewed has one deadline."""
 
-    def __init__(self, path: Path, deadline_s: float) -> None:
+    def __init__(self, path: Path, deadline_s: float, opened: tuple[socket.socket, Connection] | None = None) -> None:
         self._path = path
         self._deadline_s = deadline_s
         self._end_s = time.monotonic() + deadline_s
         self._asked = ""
         self._max_fds = 0
-        self.protocol = Connection(Role.CLIENT)
         self._undo = contextlib.ExitStack()
         self._descriptors = self._undo.enter_context(transport.Descriptors([]))
-        self._connection = self._undo.enter_context(transport.connect(path, deadline_s))
+        connection, self.protocol = opened or (transport.connect(path, deadline_s), Connection(Role.CLIENT))
+        self._connection = self._undo.enter_context(connection)
 
     def __enter__(self) -> Self:
         return self
@@ -279,6 +311,10 @@ class _Dialog:
             self._check_count(first + expected)
         return self._descriptors.take()
 
+    def take_descriptors(self) -> transport.Descriptors:
+        """Hand over what has come so far."""
+        return transport.Descriptors(self._descriptors.take())
+
     def _check_count(self, n_fds: int) -> None:
         if len(self._descriptors) != n_fds:
             raise RemoteProtocolError(
@@ -286,7 +322,8 @@ class _Dialog:
             )
 
     def take_connection(self) -> socket.socket:
-        """Hand over the connection, which does not block from here on."""
+        """Hand over the connection, which does not block from here on; close what has come and was not taken."""
+        self._descriptors.close()
         self._undo.pop_all()
         self._connection.settimeout(0)
         return self._connection

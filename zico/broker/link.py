@@ -105,7 +105,6 @@ class Link:
         """
         self._unsent += self.protocol.send(message)
         self._fds += fds
-        self.fds_sent += len(fds)
         if self._owed_since_ns is None:
             self._owed_since_ns = now_ns
         self.flush()

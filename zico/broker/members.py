@@ -47,6 +47,8 @@ class Member(Entry, kw_only=True, eq=False):
     """Readable when its process is dead; ``None``: only its connection tells."""
     record: Any
     leaving: bool = False
+    shared_bytes: int = 0
+    """What it has in common with other jobs, as last seen."""
     waited_before_ns: int | None = None
     """What it had waited when its first iteration ended; ``None`` until then."""
     open_waits: dict[WaitKind, int] = msgspec.field(default_factory=dict)

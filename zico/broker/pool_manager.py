@@ -24,6 +24,7 @@ from zico.broker.accounting import Ledger, write_record
 from zico.broker.admission import RETRY_NS, admit_all
 from zico.broker.changes import carry_out, concerned, refusal
 from zico.broker.devices import HOST_DEVICE
+from zico.broker.frozen import FrozenMemory
 from zico.broker.members import Entry
 from zico.broker.planning import Planning
 from zico.broker.protocol import messages as m
@@ -101,6 +102,8 @@ class PoolManager:
         self._policy = policy
         self._planning = Planning(policy)
         self._trial = SavingTrial()
+        self.shared = FrozenMemory(table)
+        """What the jobs have in common."""
         self._service = Service()
         self._device = device
         self._outside = outside
@@ -113,7 +116,7 @@ class PoolManager:
         self._ledger = Ledger(
             policy=policy.name,
             region_bytes=self._region_bytes,
-            budget_bytes=self._regions_bytes(header["budget_regions"]),
+            budget_bytes=self._regions_bytes(header["budget_total"]),
             began_ns=time.monotonic_ns(),
             device=device.name,
             is_recorded=record_path is not None,
@@ -136,7 +139,7 @@ class PoolManager:
 
     def _show(self) -> None:
         if self._show_budget is not None:
-            self._show_budget(self._regions_bytes(self._table.header["budget_regions"]))
+            self._show_budget(self._regions_bytes(self._table.header["budget_total"]))
 
     def _regions_bytes(self, regions: int) -> int:
         return int(regions) * self._region_bytes
@@ -229,7 +232,7 @@ class PoolManager:
             job=member.job,
             region_bytes=self._region_bytes,
             n_regions=self._n_regions,
-            budget_bytes=self._regions_bytes(self._table.header["budget_regions"]),
+            budget_bytes=self._regions_bytes(self._table.header["budget_total"]),
             policy=self._policy.name,
             device=self._device.name,
             device_id=self._device.identity,
@@ -263,6 +266,9 @@ class PoolManager:
         regions = self._table.reap(member.job, lingers=lingers)
         _log.info("job %d (%s) is gone, %d regions came back", member.job, member.name, regions)
         self._ledger.depart(member, now_ns)
+        self.shared.depart(member.index)
+        if not self.members:
+            self.shared.forget_before()
         try:
             self._note_down()
         except BrokerError as error:  # whoever reads the note finds out that the job is dead
@@ -273,6 +279,7 @@ class PoolManager:
     def resign(self) -> None:
         """Decide nothing more: jobs go on by themselves, also while the record is written."""
         self._table.resign()
+        self.shared.close()
 
     # -- looking and deciding ----------------------------------------------------------------------
 
@@ -358,6 +365,7 @@ class PoolManager:
         self._table.look_around()
         header, jobs = self._table.snapshot()
         self._ledger.observe(header, jobs, self._physical_bytes(), now_ns)
+        self._ledger.observe_shared(self.shared.size_bytes, self.shared.bytes_of)
         if self._outside is not None:
             self._ledger.observe_outside(self._outside.look({member.process.pid for member in self.members}, now_ns))
             self._note_fault(self._outside.fault)
@@ -376,8 +384,9 @@ class PoolManager:
             self.about["fault"] = m.as_text(gone)
 
     def _physical_bytes(self) -> int:
-        """Return what the kernel says is resident: of the pool's memory, and of jobs that have pages of their own."""
-        return self._table.physical_bytes() + sum(map(self._own_bytes, self.members))
+        """Return what the kernel says is resident: of the pool, of what is shared, and of jobs' own pages."""
+        own_bytes = sum(map(self._own_bytes, self.members))
+        return self._table.physical_bytes() + self.shared.physical_bytes + own_bytes
 
     def _own_bytes(self, member: Member) -> int:
         """Return what a paged job's own pages take, 0 where its process cannot be looked at."""

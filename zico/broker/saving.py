@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, get_args
 
 from zico.base.errors import ConfigError
+from zico.base.settings import Setting, parse_switch, parsed
 from zico.base.units import format_bytes, parse_size
 from zico.broker.protocol.messages import MAX_SIZE_BYTES, SaveMode
 from zico.broker.shares import values_by_name
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 
 MODES: tuple[SaveMode, ...] = get_args(SaveMode)
 """In the order of ``zico.pool.layout.SaveMode``."""
-VARIABLES = {"save": "ZICO_JOB_SAVE", "limit": "ZICO_JOB_LIMIT", "tier": "ZICO_TIER"}
+VARIABLES = {
+    "save": "ZICO_JOB_SAVE",
+    "limit": "ZICO_JOB_LIMIT",
+    "tier": "ZICO_TIER",
+    "share_frozen": "ZICO_JOB_SHARE_FROZEN",
+}
 """Where a job finds its own."""
 
 SWAPPING = frozenset({"torch"})
@@ -26,7 +32,7 @@ SWAPPING = frozenset({"torch"})
 
 @dataclasses.dataclass(frozen=True)
 class Wish:
-    """How one job is to go on with less than its own peak."""
+    """How one job is to go on with less memory than it would take alone."""
 
     save: SaveMode | None = None
     """``None``: nothing was said; the job saves from when it runs out of memory, if its framework can swap."""
@@ -39,6 +45,8 @@ class Wish:
 
     Empty: who usually does.
     """
+    share_frozen: bool = False
+    """Whether its frozen memory is held once together with other jobs' that is equal."""
 
 
 DEFAULT_WISH = Wish()
@@ -58,14 +66,14 @@ def parse_way(text: str) -> str:
     )
 
 
-def _wish(way: str, limit_bytes: int, tier: str, origin: str) -> Wish:
+def _wish(way: str, limit_bytes: int, tier: str, origin: str, *, share_frozen: bool) -> Wish:
     """Return the wish of a job that is to go on in some way; an empty one: nothing was said. The tier has an origin."""
     if way == OF_FILES and tier and not any(part.strip().startswith("file") for part in tier.split(",")):
         raise ConfigError(f"{origin}: {tier!r} has no file, and {way} pages files: leave it out, or give file")
     mode = next((mode for mode in MODES if way == mode), None)
     if mode is None and way:
-        return Wish("page" if way in PAGERS else "swap", limit_bytes, tier, planner=way)
-    return Wish(mode, limit_bytes, tier)
+        return Wish("page" if way in PAGERS else "swap", limit_bytes, tier, planner=way, share_frozen=share_frozen)
+    return Wish(mode, limit_bytes, tier, share_frozen=share_frozen)
 
 
 def served_on(kind: str, save: SaveMode, framework: str) -> SaveMode:
@@ -76,14 +84,20 @@ def served_on(kind: str, save: SaveMode, framework: str) -> SaveMode:
     return save if kind == "host" or save == "page" or framework in SWAPPING else "none"
 
 
-def check_device(kind: str, wishes: Mapping[str, Wish], origin: str) -> None:
-    """Refuse planners that a device's jobs cannot follow.
+def check_device(kind: str, wishes: Mapping[str, Wish], origins: Mapping[str, str]) -> None:
+    """Refuse what a device's jobs cannot do.
 
     Raises:
-        ConfigError: A job on a GPU is to follow a planner that encodes tensors, or to page as a
-            published system does.
+        ConfigError: A job on a GPU is to follow a planner that encodes tensors. Or it is to page as
+            a published system does, or to share frozen memory.
     """
+    origin = origins["save"]
     for name, wish in wishes.items():
+        if kind != "host" and wish.share_frozen:
+            raise ConfigError(
+                f"{origins['share_frozen']}: frozen memory is held once on the host alone, and {name} is to run on a "
+                "GPU: leave it out"
+            )
         if kind != "host" and wish.planner in PAGERS:
             raise ConfigError(
                 f"{origin}: {name} cannot page as {wish.planner} does on a GPU, whose faults no program sees: give page"
@@ -112,7 +126,12 @@ def wish_in(environ: Mapping[str, str]) -> Wish:
         raise ConfigError(f"{VARIABLES['limit']}: {error}") from None
     if texts["tier"]:
         _check_tier(texts["tier"], VARIABLES["tier"])
-    return _wish(way, limit_bytes, texts["tier"], VARIABLES["tier"])
+    shares = _switched(texts["share_frozen"], VARIABLES["share_frozen"])
+    return _wish(way, limit_bytes, texts["tier"], VARIABLES["tier"], share_frozen=shares)
+
+
+def _switched(text: str, origin: str) -> bool:
+    return parsed(Setting(text, origin), parse_switch).value
 
 
 def _own_limit(text: str) -> int:
@@ -130,6 +149,7 @@ def variables_of(wish: Wish) -> dict[str, str]:
         "save": wish.planner or wish.save or "",
         "limit": f"{wish.limit_bytes}B" if wish.limit_bytes else "",
         "tier": wish.tier,
+        "share_frozen": "1" if wish.share_frozen else "",
     }
     return {VARIABLES[field]: text for field, text in texts.items() if text}
 
@@ -145,7 +165,7 @@ def wishes_of(
 
     Args:
         texts: ``save``: a mode for all jobs, or ``NAME=MODE`` for some of them, separated by
-            commas; ``limit``: ``NAME=SIZE`` likewise; ``tier``: for all jobs.
+            commas; ``limit``: ``NAME=SIZE`` likewise; ``tier`` and ``share_frozen``: for all jobs.
         origins: Where each text came from.
         names: Of all jobs.
         budget_bytes: What a limit in percent is a share of.
@@ -167,7 +187,8 @@ def wishes_of(
     if tier:
         _check_tier(tier, origins["tier"])
     origin = origins.get("tier", "")
-    return {name: _wish(modes.get(name, ""), limits.get(name, 0), tier, origin) for name in names}
+    shares = _switched(texts.get("share_frozen", ""), origins.get("share_frozen", ""))
+    return {name: _wish(modes.get(name, ""), limits.get(name, 0), tier, origin, share_frozen=shares) for name in names}
 
 
 def _of_all(text: str, origin: str, names: tuple[str, ...]) -> dict[str, str]:

@@ -232,6 +232,8 @@ class Server:
                 self._join(link, message, now_ns)
             case m.MoreRequest():
                 self._send_more(link, now_ns)
+            case m.ShareRequest() | m.Filled() | m.Unshare():
+                self._share(link, message, now_ns)
             case m.Outside():
                 self._manager.note_outsider(msgspec.structs.replace(message, pid=link.peer.pid or message.pid))
             case m.Observe():
@@ -247,10 +249,8 @@ class Server:
                 link.say(self._manager.change(message), now_ns)
             case m.Goodbye():
                 pass  # the connection is closed by now, and dropped for it
-            case m.Welcome() | m.More() | m.Refused() | m.ErrorReply() | m.Status() | m.Report() | m.Changed():
-                raise AssertionError(message)  # the protocol accepts none of these from a client
             case _:
-                assert_never(message)
+                raise AssertionError(message)  # the protocol accepts none of the broker's from a client
 
     def _refuse(self, link: Link, reason: str) -> None:
         refused = m.Refused(m.as_text(reason))
@@ -305,6 +305,7 @@ class Server:
             self._refuse(link, str(error))
             return
         link.say(self._manager.welcome(link.member), now_ns, self._manager.descriptors[: m.WELCOME_FDS])
+        link.fds_sent = m.WELCOME_FDS
 
     def _send_more(self, link: Link, now_ns: int) -> None:
         first = link.fds_sent
@@ -312,6 +313,24 @@ class Server:
         if not batch:
             raise RemoteProtocolError(f"asked for more than the {first} descriptors that there are")
         link.say(m.More(first=first, count=len(batch)), now_ns, batch)
+        link.fds_sent += len(batch)
+
+    def _share(self, link: Link, message: m.ShareRequest | m.Filled | m.Unshare, now_ns: int) -> None:
+        """Give the peer memory that it has in common with others, or take it back."""
+        member = link.member
+        if member is None:  # its process is dead, and the connection a child's
+            raise RemoteProtocolError("asked for a dead job's memory")
+        shared = self._manager.shared
+        match message:
+            case m.ShareRequest():
+                found, fd = shared.ask(member.index, message.key, message.size_bytes)
+                link.say(m.Shared(found), now_ns, () if fd is None else (fd,))
+            case m.Filled():
+                link.say(m.Shared(shared.filled(member.index, message.key)), now_ns)
+            case m.Unshare():
+                shared.give_back(member.index, message.key)
+            case _:
+                assert_never(message)
 
     def _admit_member(self, link: Link, hello: m.Hello) -> Member:
         """Give the peer a place and watch its process."""

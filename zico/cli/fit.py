@@ -70,6 +70,7 @@ class Report:
 @click.option("--measure", is_flag=True, help="Run commands instead: alone, then together, each for some seconds.")
 @click.option("--device", metavar="DEVICE", help="Where to measure: host, cuda or cuda:N.")
 @click.option("--mps", is_flag=True, help="Measure under MPS, too.")
+@click.option("--share-frozen", is_flag=True, help="Let measured jobs hold equal frozen weights once.")
 @click.option("--seconds", type=float, metavar="S", help="How long iterations are counted in each run (default: 10).")
 @click.option("--deadline", type=float, metavar="S", help="How long each run may take to get there (default: 600).")
 @json_option
@@ -99,7 +100,7 @@ def fit(ctx: click.Context, /, **_given: object) -> int:
 
 _DEFAULT = ParameterSource.DEFAULT
 _OF_FILES = {"save", "device_model", "whole"}
-_OF_COMMANDS = {"device", "mps", "seconds", "deadline"}
+_OF_COMMANDS = {"device", "mps", "share_frozen", "seconds", "deadline"}
 
 
 def _fit_commands(chosen: Collection[str], told: Mapping[str, Any]) -> int:
@@ -118,6 +119,7 @@ def _fit_commands(chosen: Collection[str], told: Mapping[str, Any]) -> int:
         told["given"],
         words,
         mps=told["mps"],
+        share_frozen=told["share_frozen"],
         seconds=times_s["seconds"],
         deadline_s=times_s["deadline"],
         json_path=told["json_path"],

@@ -13,6 +13,7 @@ import msgspec
 from zico.base.errors import ConfigError
 from zico.base.settings import HOST, Setting, kind_of
 from zico.base.units import format_bytes
+from zico.broker.saving import Wish, check_device
 from zico.broker.trials import LEAST_WAITED
 from zico.cli.options import settings_with, told_as_json
 from zico.launch.jobs import split_commands
@@ -47,6 +48,8 @@ class Together(msgspec.Struct, frozen=True):
     iterations_per_s: list[float]
     waited: list[float]
     """Share of the time in which each job waited, for memory or for its turn."""
+    shared_bytes: list[int]
+    """Frozen memory that each job had in common with others."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -65,7 +68,14 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def run_measured(
-    texts: Sequence[str], words: Sequence[str], *, mps: bool, seconds: float, deadline_s: float, json_path: Path | None
+    texts: Sequence[str],
+    words: Sequence[str],
+    *,
+    mps: bool,
+    share_frozen: bool,
+    seconds: float,
+    deadline_s: float,
+    json_path: Path | None,
 ) -> int:
     """Measure the commands, print the figures, and return the exit code.
 
@@ -73,6 +83,7 @@ def run_measured(
         texts: The commands.
         words: Options of a pool.
         mps: Measure under MPS as well.
+        share_frozen: Let the jobs hold frozen memory once.
         seconds: How long iterations are counted in each run.
         deadline_s: How long each run may take.
         json_path: Where the figures go as JSON.
@@ -85,6 +96,10 @@ def run_measured(
     if len(commands) == 1:
         raise ConfigError("--measure: one command shares with nobody: give two or more, the same one twice if you like")
     settings = settings_with(words, n_jobs=len(commands))
+    wish = Wish(share_frozen=share_frozen)
+    origins = dict.fromkeys(("save", "share_frozen"), "--share-frozen")
+    check_device(kind_of(settings.device.value), dict.fromkeys((one.name for one in commands), wish), origins)
+    commands = tuple(dataclasses.replace(command, wish=wish) for command in commands)
     if mps and kind_of(settings.device.value) == HOST:
         raise ConfigError("--mps: jobs share the host without it: give --device cuda:0, or leave it out")
     settings = dataclasses.replace(settings, mps=Setting(value=False, origin="--measure"))
@@ -140,6 +155,7 @@ def _way(options: str, together: Mapping[str, Speed], alone: Mapping[str, Speed]
         sum(speed.iterations_per_s / alone[name].iterations_per_s for name, speed in together.items()),
         [speed.iterations_per_s for speed in together.values()],
         [speed.waited for speed in together.values()],
+        [speed.shared_bytes for speed in together.values()],
     )
 
 
@@ -197,5 +213,8 @@ def _show(found: Measured) -> None:
 
 
 def _cell(way: Together, number: int) -> str:
-    waited = way.waited[number]
-    return f"{way.iterations_per_s[number]:.2f} it/s" + (f", waits {waited:.0%}" if waited >= LEAST_WAITED else "")
+    waited, shared_bytes = way.waited[number], way.shared_bytes[number]
+    said = [f"{way.iterations_per_s[number]:.2f} it/s"]
+    said += [f"waits {waited:.0%}"] if waited >= LEAST_WAITED else []
+    said += [f"shares {format_bytes(shared_bytes)}"] if shared_bytes else []
+    return ", ".join(said)

@@ -54,7 +54,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 KEYS = (
     *("budget", "device", "policy", "region", "grace", "log-level", "isolate", "mps", "most", "weight", "priority"),
-    *("slo", "save", "limit", "tier", "reserve", "jobs", "metrics"),
+    *("slo", "save", "limit", "tier", "share-frozen", "reserve", "jobs", "metrics"),
 )
 """A settings file may have these: the options that are settings."""
 _FILE = "zico.settings_file"

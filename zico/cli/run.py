@@ -96,6 +96,11 @@ All options but --name, --json, --report, --quiet, --grid, --jobs-file, --at-mos
     metavar="NAME=SIZE",
     help="The most that a job may hold: 2GiB, or 60% of the budget.",
 )
+@setting(
+    "--share-frozen",
+    flag_value="1",
+    help="Hold frozen weights once that several jobs have, such as the base of fine-tunings (PyTorch, host).",
+)
 @setting("--tier", metavar="TIERS", help="Where memory goes that leaves the budget: memory, file, or memory:2GiB,file.")
 @json_option
 @click.option(
@@ -237,7 +242,7 @@ def _with_shares(commands: tuple[Command, ...], devices: Sequence[Settings]) -> 
     on_each = []
     for settings in devices:
         wishes = wishes_of(*_told(settings.saving), names, settings.budget_bytes.value, largest)
-        check_device(kind_of(settings.device.value), wishes, settings.saving["save"].origin)
+        check_device(kind_of(settings.device.value), wishes, _told(settings.saving)[1])
         on_each.append(wishes)
     return tuple(
         dataclasses.replace(

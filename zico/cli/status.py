@@ -12,7 +12,7 @@ from zico.cli.options import json_option, share_text, told_as_json
 from zico.launch.brokers import Brokers
 from zico.report.console import TextConsole
 from zico.report.model import waits_for
-from zico.report.table import outside_lines
+from zico.report.table import outside_lines, shared_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,8 +43,8 @@ def _show(path: Path, found: Status) -> None:
     console = TextConsole()
     console.say(
         f"{path}: device {found.device}, policy {found.policy}, granted {format_bytes(found.granted_bytes)} of "
-        f"{format_bytes(found.budget_bytes)} (peak {format_bytes(found.peak_granted_bytes)}), "
-        f"physical {format_bytes(found.physical_bytes)}{_about(found)}"
+        f"{format_bytes(found.budget_bytes)} (peak {format_bytes(found.peak_granted_bytes)})"
+        f"{shared_text(found.shared_bytes)}, physical {format_bytes(found.physical_bytes)}{_about(found)}"
     )
     if found.fault:
         console.say(found.fault)

@@ -19,7 +19,7 @@ from zico.cli.display import colour_of
 from zico.cli.options import share_text
 from zico.launch.brokers import size_bytes_of
 from zico.report.model import state_of, waits_for
-from zico.report.table import outside_lines
+from zico.report.table import outside_lines, shared_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -210,6 +210,7 @@ def _change(typed: str, asks: Asks, about: Row, pools: Pools) -> Change:
 BAR_CELLS = 60
 _FILLS = "█▓▒"
 _FREE = "·"
+_SHARED = "="
 _MINUTE_S, _HOUR_S = 60, 3600
 
 
@@ -241,7 +242,7 @@ def frame(
 
 def _pool(status: Status, width: int, chosen: int | None, rates: Mapping[Process, float]) -> list[RenderableType]:
     """Return one pool's part of the frame; ``chosen`` counts from its first row and may be in another pool."""
-    parts: list[RenderableType] = [_head(status), pool_bar(status.jobs, status.budget_bytes)]
+    parts: list[RenderableType] = [_head(status), pool_bar(status.jobs, status.budget_bytes, status.shared_bytes)]
     lines = [*filter(None, [status.fault]), *outside_lines(status.context_bytes, status.foreign_bytes)]
     parts += [Text(line) for line in lines]
     parts.append(Text())
@@ -256,15 +257,19 @@ def _head(status: Status) -> Text:
     text = (
         f"{status.device}, policy {status.policy}, up {clock}: jobs hold {format_bytes(status.granted_bytes)} "
         f"of {format_bytes(status.budget_bytes)} (peak {format_bytes(status.peak_granted_bytes)})"
+        f"{shared_text(status.shared_bytes)}"
     )
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def pool_bar(jobs: Sequence[JobReport], budget_bytes: int) -> Text:
-    """Return a bar as long as the budget, or as what jobs hold while that is more; each job fills its share."""
-    whole_bytes = max(1, budget_bytes, sum(job.held_bytes for job in jobs))
-    bar = Text("[")
-    held_bytes = filled = 0
+def pool_bar(jobs: Sequence[JobReport], budget_bytes: int, shared_bytes: int = 0) -> Text:
+    """Return a bar as long as the budget, or as what jobs hold while that is more; each job fills its share.
+
+    What jobs have in common comes first.
+    """
+    whole_bytes = max(1, budget_bytes, shared_bytes + sum(job.held_bytes for job in jobs))
+    held_bytes, filled = shared_bytes, round(BAR_CELLS * shared_bytes / whole_bytes)
+    bar = Text("[").append(_SHARED * filled)
     for number, job in enumerate(jobs):
         held_bytes += job.held_bytes
         until = round(BAR_CELLS * held_bytes / whole_bytes)
@@ -278,10 +283,12 @@ def _fill(number: int) -> str:
     return _FILLS[number % len(_FILLS)]
 
 
-_COLUMNS = ("", "job", "it/s", "iterations", "now", "peak", "grows", "claim", "limit", "share", "moved", "state")
+_COLUMNS = (
+    *("", "job", "it/s", "iterations", "now", "peak", "shared", "grows", "claim", "limit", "share", "moved", "state"),
+)
 _LEFT = ("", "job", "share", "moved", "state")
-_IF_ANY = ("grows", "limit", "share", "moved")
-_DISPENSABLE = ("share", "iterations", "limit", "claim", "moved", "peak", "grows")
+_IF_ANY = ("shared", "grows", "limit", "share", "moved")
+_DISPENSABLE = ("share", "iterations", "limit", "claim", "moved", "shared", "peak", "grows")
 """Columns go in this order where the terminal is narrow."""
 _MARK_CELLS, _GAP_CELLS = 2, 2
 _STATE_CELLS = 24  # what a state needs at least: its end may be cut
@@ -323,6 +330,7 @@ def _row(job: JobReport, jobs: tuple[JobReport, ...], rate: float) -> tuple[str,
         str(job.iterations),
         format_bytes(job.held_bytes),
         format_bytes(job.peak_bytes),
+        format_bytes(job.shared_bytes) if job.shared_bytes else "",
         f"+{format_bytes(job.growth_bytes)}/it" if job.growth_bytes else "",
         format_bytes(job.claim_bytes),
         format_bytes(job.limit_bytes) if job.limit_bytes else "",

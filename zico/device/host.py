@@ -76,6 +76,19 @@ def _keep_registered(_address: int, _size_bytes: int) -> None:
     """Undo nothing: the host device sees all memory anyway."""
 
 
+def map_privately(descriptor: int, size_bytes: int) -> Owned:
+    """Map all of a file's memory, which stays the caller's; what is written here is this process's alone.
+
+    Its pages are there when this returns, as far as the kernel has them.
+
+    Raises:
+        DriverError: The kernel refuses.
+    """
+    address = _mmap("mapping", 0, size_bytes, PROT_READ_WRITE, mmap.MAP_PRIVATE, descriptor, 0)
+    advise(address, size_bytes, POPULATE_READ)
+    return Owned("window", address, size_bytes, _close_window)
+
+
 class HostDriver:
     """The driver of the host device; keeps no state of its own."""
 

@@ -34,7 +34,7 @@ def managed_window(undo: contextlib.ExitStack, pool: PoolTable, job: int, settin
     from zico.heap.cuda.managed_window import open_window
 
     try:
-        check_device("cuda", {settings.name: wish}, VARIABLES["save"])
+        check_device("cuda", {settings.name: wish}, VARIABLES)
         return {"managed": undo.enter_context(open_window(pool, job, settings.window))}
     except (ConfigError, DriverError) as error:
         complain(_NOT_PAGED, error)
@@ -52,7 +52,7 @@ def check_swapping(pool: PoolTable, job: int, settings: JobSettings, framework: 
         refused = ConfigError(f"on a GPU {', '.join(SWAPPING)} alone swaps, {framework} does not: give page")
     else:
         try:
-            check_device("cuda", {settings.name: settings.wish}, VARIABLES["save"])
+            check_device("cuda", {settings.name: settings.wish}, VARIABLES)
         except ConfigError as error:
             refused = error
     if refused is not None:

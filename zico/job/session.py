@@ -21,7 +21,7 @@ from zico.base.settings import SOCKET_VARIABLE, STARTING_VARIABLE, kind_of, star
 from zico.job.autoload import complain, framework_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from zico.base.errors import OutOfMemory
@@ -87,6 +87,8 @@ class Session:
         self.frameworks: list[str] = []
         self.swapper: Any = None
         """What moves idle tensors of this job (``zico.swap.swapper.Swapper``), if anything does."""
+        self.share: Callable[[Iterable[Any]], int] | None = None
+        """Holds frozen tensors once together with other jobs' and returns how many bytes; ``None``: nothing can."""
         self.watchers: list[Watcher] = []
         self.parts: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """Optimizers whose steps are such parts, and who offloads their state; empty: nobody but Zico."""
@@ -624,6 +626,25 @@ def iteration() -> Iterator[None]:
         step()
 
 
+def share(frozen: Any) -> int:  # noqa: ANN401 - a module of PyTorch, or tensors
+    """Hold frozen memory once together with other jobs of the pool that have the same bytes.
+
+    ``zico run --share-frozen`` does it for all frozen parameters of a job. A tensor keeps its bits,
+    and is written as before: what is written is this process's alone, and counts again. It is for
+    PyTorch on the host; elsewhere, and outside a pool, it does nothing.
+
+    Args:
+        frozen: A PyTorch module, of which the parameters are meant that require no gradient, or
+            tensors that nobody changes any more.
+
+    Returns:
+        Of how many bytes that is true from now on. What the budget has no room for is left out.
+    """
+    if _current is None or _current.share is None:
+        return 0
+    return _current.share(frozen.parameters() if hasattr(frozen, "parameters") else frozen)
+
+
 class JobStatus(dict[str, Any]):
     """A job's figures in its pool, as attributes and as items; times are in seconds."""
 
@@ -637,6 +658,8 @@ class JobStatus(dict[str, Any]):
     """What it held at most."""
     tensor_bytes: int
     """What its tensors take."""
+    shared_bytes: int
+    """Frozen memory that jobs of the pool have in common; the budget has it once."""
     waited_s: float
     budget_bytes: int
     """Of the pool."""
@@ -690,8 +713,9 @@ def status() -> JobStatus | None:
             "held_bytes": int(record["held"]) * region_bytes,
             "peak_bytes": int(record["peak_held"]) * region_bytes,
             "tensor_bytes": int(record["live_bytes"]),
+            "shared_bytes": int(_current.pool.header["shared"]) * region_bytes,
             "waited_s": int(record["boundary_waited_ns"] + record["need_waited_ns"]) / 1e9,
-            "budget_bytes": int(_current.pool.header["budget_regions"]) * region_bytes,
+            "budget_bytes": int(_current.pool.header["budget_total"]) * region_bytes,
             "isolated": bool(_current.pool.header["isolate"]),
             "refusals": int(record["oom_count"]),
             "needed_bytes": refused.requested_bytes + refused.held_bytes if refused else 0,

@@ -42,6 +42,7 @@ class Seen(NamedTuple):
     t_s: float
     iterations: int
     waited_s: float
+    shared_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Speed:
     iterations_per_s: float
     waited: float
     """Share of the time in which it waited, for memory or for its turn."""
+    shared_bytes: int = 0
+    """Frozen memory that it had in common with others in the end."""
 
 
 class Window:
@@ -107,7 +110,9 @@ class Window:
             first, last = self._first[name], self._last[name]
             took_s = last.t_s - first.t_s
             found[name] = Speed(
-                (last.iterations - first.iterations) / took_s, min(1.0, (last.waited_s - first.waited_s) / took_s)
+                (last.iterations - first.iterations) / took_s,
+                min(1.0, (last.waited_s - first.waited_s) / took_s),
+                last.shared_bytes,
             )
         return found
 
@@ -144,7 +149,7 @@ class _Watch(Listener):
         seen = {}
         for job in snapshot.jobs:
             for member in snapshot.processes_of(job)[:1]:
-                seen[job.name] = Seen(now_s, member.iterations, member.waited_s)
+                seen[job.name] = Seen(now_s, member.iterations, member.waited_s, member.shared_bytes)
         was_warm = self.window.is_warm
         self.window.add(seen)
         if self.window.is_warm and not was_warm:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 18
+VERSION = 19
 MAX_JOBS = 64
 """A pool has at most so many jobs at a time: one bit each in ``JOB.waits_for``."""
 
@@ -110,11 +110,13 @@ class Header(Record):
     region_bytes: I8
     n_regions: I8
     mutex: Annotated[Numbers, "u1", (MUTEX_BYTES,)]
-    budget_regions: I8  # any number up to n_regions, also while jobs run
+    budget_regions: I8  # for what jobs own: budget_total without shared
     granted: I8  # regions owned by jobs
     bare: I8  # free regions without pages
     spare: I8  # fewest free regions with pages since the broker last asked
-    peak_granted: I8
+    budget_total: I8  # any number up to n_regions, also while jobs run
+    shared: I8  # regions' worth of memory outside the regions that jobs have in common (zico.broker.frozen)
+    peak_granted: I8  # with what they had in common then
     free_head: I4  # those with pages first, least recently released first; then the bare ones
     free_tail: I4
     use_claims: I4  # 1: every grant must leave the state safe

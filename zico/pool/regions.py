@@ -34,8 +34,8 @@ Theory of operation
     processor's back, no region is ever bare.
 
 Guarantees (numbers as in docs/design/invariants.md)
-    1. ``granted`` never exceeds ``budget_regions`` by a grant, nor a job's ``held`` its limit. As
-       long as a free region has pages, no grant takes a bare one.
+    1. ``granted`` never exceeds ``budget_regions`` by a grant or by what jobs share, nor a job's
+       ``held`` its limit. As long as a free region has pages, no grant takes a bare one.
     2. A region has at most one owner, and is granted only when its fence has passed, or with the
        demand to wait for it.
     3. After every grant the set of jobs that can finish has not shrunk.
@@ -362,7 +362,7 @@ def _take(pool: Member, wanted: Array, n: int, slot: int) -> int:
     me.recent_peak = max(me.recent_peak, me.held)
     me.need = 0  # at once: until the waiting thread says so, others would free memory that nobody needs
     header.granted += n
-    header.peak_granted = max(header.peak_granted, header.granted)
+    header.peak_granted = max(header.peak_granted, header.granted + header.shared)
     header.spare = min(header.spare, free_with_pages(header))
     return status
 
@@ -543,15 +543,37 @@ def give_back_unused(pool: Member, given: Array, n: int) -> None:
 
 @entry(MEMBER, int)
 def set_budget(pool: Member, regions: int) -> None:
-    """Let jobs hold so many regions together, and promise it to those that are there."""
+    """Let jobs hold so many regions together, what they share included, and promise it to those that are there."""
     keep_out_of_line()
-    header = header_of(pool)
     lock(pool)
-    header.budget_regions = regions
+    header_of(pool).budget_total = regions
+    _divide_budget(pool)
+    unlock_changed(pool)
+
+
+@inlined
+def _divide_budget(pool: Member) -> None:
+    header = header_of(pool)
+    header.budget_regions = max(0, header.budget_total - header.shared)
     for j in range(header.places):
         job = job_at(pool, j)
         job.promised = max(job.promised, cap_of(pool, job))
+
+
+@entry(MEMBER, int)
+def set_shared(pool: Member, regions: int) -> bool:
+    """Let jobs have so many regions' worth of memory in common; false: the budget has no room for more than now."""
+    keep_out_of_line()
+    header = header_of(pool)
+    lock(pool)
+    more = regions - header.shared
+    fits = more <= 0 or header.granted + more <= header.budget_regions
+    if fits:
+        header.shared = regions
+        _divide_budget(pool)
+        header.peak_granted = max(header.peak_granted, header.granted + regions)
     unlock_changed(pool)
+    return fits
 
 
 @entry(MEMBER, int, int)

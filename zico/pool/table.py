@@ -171,7 +171,7 @@ class PoolTable:
         header["version"] = layout.VERSION
         header["region_bytes"] = region_bytes
         header["n_regions"] = n_regions
-        header["budget_regions"] = n_regions
+        header["budget_regions"] = header["budget_total"] = n_regions
         header["use_claims"] = use_claims
         header["self_admit"] = self_admit
         header["alone_job"] = NOBODY
@@ -326,11 +326,17 @@ class PoolTable:
     def set_budget(self, regions: int) -> None:
         """Let jobs hold so many regions together from now on; what they hold above that comes back at their pace.
 
-        The memory of free regions that the budget leaves out is given back to the host at once;
+        What they share counts. The memory of free regions that the budget leaves out is given back to the host at once;
         ``settle`` goes on.
         """
         budgets.set_budget(self.member[0], regions)
         self.settle()
+
+    def share(self, regions: int) -> bool:
+        """Let jobs have so many regions' worth of memory in common; tells whether the budget has room for it."""
+        fits = bool(budgets.set_shared(self.member[0], regions))
+        self.settle()
+        return fits
 
     def settle(self) -> None:
         """Give back what jobs have returned beyond a budget that was lowered."""

@@ -194,6 +194,7 @@ def together(pools: Sequence[PoolFigures], jain_index: float | msgspec.UnsetType
         last_budget_bytes=total("budget_then_bytes"),
         stalls=total("stalls"),
         recoveries=total("recoveries"),
+        peak_shared_bytes=total("peak_shared_bytes"),
         context_bytes=known("context_bytes"),
         foreign_bytes=known("foreign_bytes"),
         sum_of_job_peaks_bytes=total("sum_of_job_peaks_bytes"),

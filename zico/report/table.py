@@ -71,9 +71,17 @@ def pool_lines(report: RunReport) -> Iterator[str]:
         f"{format_bytes(pool.peak_physical_bytes)}, "
         f"sum of the jobs' own peaks {format_bytes(pool.sum_of_job_peaks_bytes)}"
     )
+    if pool.peak_shared_bytes:
+        having = sum(bool(process.shared_bytes) for job in report.jobs for process in (job, *job.other_processes))
+        yield f"frozen memory held once for {having} jobs: {format_bytes(pool.peak_shared_bytes)}, of the budget"
     yield from outside_lines(pool.context_bytes, pool.foreign_bytes)
     if report.peaks_told:
         yield report.peaks_told
+
+
+def shared_text(shared_bytes: int) -> str:
+    """Return what jobs have in common, as the end of what they hold; empty if nothing."""
+    return f" and share {format_bytes(shared_bytes)}" if shared_bytes else ""
 
 
 def outside_lines(context_bytes: int | msgspec.UnsetType, foreign_bytes: int | msgspec.UnsetType) -> Iterator[str]:
@@ -119,7 +127,8 @@ def growth_line(process: ProcessFigures, budget_bytes: int) -> str:
     return (
         f"{process.name} kept {format_bytes(process.growth_bytes)} more after each of its last iterations (a leak?), "
         f"and {format_bytes(process.persistent_bytes)} in the end. Others had that much less room; "
-        f"{left:,} iterations more would fill the budget"
+        f"{left:,} iterations more would fill the budget, and what comes then would lie in the next tier "
+        "(slower; on the host a file)"
     )
 
 

@@ -4,6 +4,7 @@ The table::
 
     NEW --Hello--> JOINING --Welcome--> MEMBER --Goodbye--> CLOSED
     MEMBER --MoreRequest--> MORE_DUE --More--> MEMBER
+    MEMBER --ShareRequest, Filled--> SHARE_DUE --Shared--> MEMBER --Unshare--> MEMBER
     NEW --Outside--> CLOSED
     NEW --Observe--> OBSERVER --StatusRequest--> STATUS_DUE --Status--> OBSERVER      (likewise for Report, and Change)
 
@@ -154,6 +155,7 @@ class State(enum.Enum):
     JOINING = "joining"
     MEMBER = "member"
     MORE_DUE = "more due"
+    SHARE_DUE = "share due"
     OBSERVER = "observer"
     STATUS_DUE = "status due"
     REPORT_DUE = "report due"
@@ -163,7 +165,13 @@ class State(enum.Enum):
 
 _BY_CLIENT: dict[State, dict[type[Any], State]] = {
     State.NEW: {m.Hello: State.JOINING, m.Outside: State.CLOSED, m.Observe: State.OBSERVER},
-    State.MEMBER: {m.MoreRequest: State.MORE_DUE, m.Goodbye: State.CLOSED},
+    State.MEMBER: {
+        m.MoreRequest: State.MORE_DUE,
+        m.ShareRequest: State.SHARE_DUE,
+        m.Filled: State.SHARE_DUE,
+        m.Unshare: State.MEMBER,
+        m.Goodbye: State.CLOSED,
+    },
     State.OBSERVER: {
         m.StatusRequest: State.STATUS_DUE,
         m.ReportRequest: State.REPORT_DUE,
@@ -174,6 +182,7 @@ _BY_CLIENT: dict[State, dict[type[Any], State]] = {
 _BY_BROKER: dict[State, dict[type[Any], State]] = {
     State.JOINING: {m.Welcome: State.MEMBER},
     State.MORE_DUE: {m.More: State.MEMBER},
+    State.SHARE_DUE: {m.Shared: State.MEMBER},
     State.STATUS_DUE: {m.Status: State.OBSERVER},
     State.REPORT_DUE: {m.Report: State.OBSERVER},
     State.CHANGE_DUE: {m.Changed: State.OBSERVER},

@@ -2,8 +2,8 @@
 
 A job says ``Hello`` and is a member until its connection closes. An observer says ``Observe`` and
 then asks as often as it likes, or changes what the pool and its jobs get. After ``Welcome`` a job
-only fetches the descriptors that did not travel with it: iterations, grants and waits go through
-the shared table.
+fetches the descriptors that did not travel with it, and asks for memory that it has in common with
+others. Iterations, grants and waits go through the shared table.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from msgspec import Meta
 
 from zico.base.settings import DEFAULT_LOG_LEVEL
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
-MAX_FRAME_BYTES = 128 * 1024
+MAX_FRAME_BYTES = 144 * 1024
 """No longer message is ever buffered."""
 
 WELCOME_FDS = 3
@@ -86,6 +86,10 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Weight = Annotated[float, Meta(gt=0, le=MAX_WEIGHT)]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Slo = Annotated[float, Meta(gt=0, le=MAX_SLO)]
+ContentKey = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+"""What names a content that jobs share (``zico.broker.frozen``): equal where the bytes are."""
+Found = Literal["here", "fill", "busy", "full"]
+"""A content is there, or its memory is to be filled, or somebody else fills it, or the budget has no room for it."""
 SaveMode = Literal["none", "swap", "page", "auto"]
 """What a job does when its peak exceeds what it may hold: nothing, move tensors by a plan, page, or what is best."""
 
@@ -240,6 +244,31 @@ class More(msgspec.Struct, frozen=True, tag="more"):
     count: Annotated[int, Meta(ge=1, le=FDS_PER_MESSAGE)]
 
 
+class ShareRequest(msgspec.Struct, frozen=True, tag="share?"):
+    """Ask for a content that other jobs may have as well (``zico.broker.frozen``)."""
+
+    key: ContentKey
+    size_bytes: Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES)]
+
+
+class Filled(msgspec.Struct, frozen=True, tag="filled"):
+    """Tell that a content is filled and mapped by nobody who could write it."""
+
+    key: ContentKey
+
+
+class Unshare(msgspec.Struct, frozen=True, tag="unshare"):
+    """Tell that a content is mapped no more, or is not going to be filled; nothing is answered."""
+
+    key: ContentKey
+
+
+class Shared(msgspec.Struct, frozen=True, tag="shared"):
+    """Answer ``ShareRequest``, with a descriptor where that is ``here`` or ``fill``, and ``Filled``, without one."""
+
+    found: Found
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """Turn the peer away; the connection ends here."""
 
@@ -358,6 +387,8 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     spilled_bytes: Count = 0
     evicted_bytes: Count = 0
     """Moved to the next tier while it waited, for jobs that could go on."""
+    shared_bytes: Count = 0
+    """Frozen memory that it has in common with other jobs, now or in the end; not in what it holds."""
     pool_fraction: Fraction = 0.0
     """Share of ``requested_bytes`` served from the pool; 0 if nothing was requested."""
     maps: Count = 0
@@ -414,8 +445,11 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     """As the device says: on the host the memory file's pages, as the kernel counts them."""
     peak_granted_bytes: Count
     peak_physical_bytes: Count
+    """Together with what jobs share, as its figure of now is not."""
     jobs: tuple[JobReport, ...]
     device: Name = "host"
+    shared_bytes: Count = 0
+    """Frozen memory that jobs have in common, counted once; of the budget, and in ``physical_bytes``."""
     context_bytes: Known = msgspec.UNSET
     """Of the device's memory outside the pool, what its jobs and the broker hold: framework contexts, workspaces."""
     foreign_bytes: Known = msgspec.UNSET
@@ -445,6 +479,7 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     """The pool since the broker began."""
 
     peak_granted_bytes: Count = 0
+    """Together with what jobs share."""
     peak_physical_bytes: Count = 0
     """As the kernel counted it; on a GPU as large as the pool from its beginning."""
     region_bytes: Count = 0
@@ -454,6 +489,8 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     """Times a process died inside the table's mutex."""
     stalls: Count = 0
     """Times no job could go on and one had to use the next tier."""
+    peak_shared_bytes: Count = 0
+    """The most frozen memory that jobs had in common, counted once."""
     context_bytes: Known = msgspec.UNSET
     """The most seen; as in ``Status``."""
     foreign_bytes: Known = msgspec.UNSET
@@ -469,6 +506,8 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     """The latest ``MAX_OUTSIDERS`` that told so."""
 
 
-ClientMessage = Hello | MoreRequest | Outside | Observe | StatusRequest | ReportRequest | Change | Goodbye
-BrokerMessage = Welcome | More | Refused | ErrorReply | Status | Report | Changed
+OfMember = MoreRequest | ShareRequest | Filled | Unshare
+"""What a member may say."""
+ClientMessage = Hello | OfMember | Outside | Observe | StatusRequest | ReportRequest | Change | Goodbye
+BrokerMessage = Welcome | More | Shared | Refused | ErrorReply | Status | Report | Changed
 Message = ClientMessage | BrokerMessage

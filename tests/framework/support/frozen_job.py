@@ -1,0 +1,100 @@
+"""A PyTorch job with a frozen base and a head that learns; it does what it is told on stdin, line by line."""
+
+# ruff: noqa: T201 - a script that talks to its test
+import ctypes
+import os
+import sys
+
+import torch
+
+import zico
+
+WIDTH = 1024
+LAYERS = 6
+
+
+def model(seed: int) -> torch.nn.Module:
+    """Return a base that is the same for all, 4 MiB a layer, and a head of this seed."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+    base = torch.nn.Sequential(*layers).requires_grad_(requires_grad=False)
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(base, torch.nn.Linear(WIDTH, 4))
+
+
+class Job:
+    """What can be asked of it."""
+
+    def __init__(self, seed: int) -> None:
+        """Make the model and the optimizer."""
+        self.model = model(seed)
+        self.base, self.head = self.model
+        self.optimizer = torch.optim.SGD(self.head.parameters(), lr=0.01)
+        self.alias = None
+
+    def step(self) -> str:
+        """Train for an iteration; returns the loss to the last bit."""
+        loss = self.model(torch.randn(32, WIDTH)).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item().hex()
+
+    def share(self) -> int:
+        """Share the base now."""
+        return zico.share(self.base)
+
+    def there(self) -> int:
+        """Return how many of the base's layers lie outside the pool."""
+        heap = __import__("zico.job.session", fromlist=["current"]).current().heap
+        end = heap.base + int(heap.record[0]["window_bytes"])
+        return sum(not heap.base <= layer.weight.data_ptr() < end for layer in self.base)
+
+    def write(self) -> float:
+        """Change a weight of the base in place."""
+        self.base[0].weight[0, 0] = 7.0
+        return self.base[0].weight[0, 0].item()
+
+    def sum(self) -> str:
+        """Return what the base has, to the last bit."""
+        return " ".join(layer.weight.sum(dtype=torch.float64).item().hex() for layer in self.base)
+
+    def unfreeze(self) -> None:
+        """Let the last layer of the base learn, too."""
+        self.base[-1].requires_grad_(requires_grad=True)
+        self.optimizer.add_param_group({"params": self.base[-1].parameters()})
+
+    def keep(self) -> None:
+        """Refer to the memory of the first layer by another tensor."""
+        self.alias = self.base[0].weight.detach()
+
+    def drop(self) -> None:
+        """Let the base go."""
+        self.base = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH, bias=False)).requires_grad_(requires_grad=False)
+        self.model = torch.nn.Sequential(self.base, self.head)
+
+    def fork(self) -> str:
+        """Read the base in a child, which then writes to it."""
+        reads, writes = os.pipe()
+        child = os.fork()
+        if child == 0:
+            said = self.sum()
+            ctypes.memset(self.base[0].weight.data_ptr(), 0, 64)
+            os.write(writes, said.encode())
+            os._exit(0)
+        os.close(writes)
+        os.waitpid(child, 0)
+        with os.fdopen(reads) as told:
+            return told.read()
+
+
+def main() -> None:
+    """Obey."""
+    job = Job(int(sys.argv[1]))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(getattr(job, line.strip())(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""PyTorch jobs that hold equal frozen weights once: the same bits, counted once, whoever dies, writes or forks."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+from support.harness import ANSWER_S, FRAMEWORK, MIB, Pool, clean_environment, compile_once, pool, until
+from support.scripts import Script
+
+from zico.base.errors import ZicoError
+from zico.broker.client import BrokerClient
+from zico.broker.saving import Wish
+from zico.launch.jobs import job_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+JOB = FRAMEWORK / "frozen_job.py"
+LAYERS = 6
+BASE = LAYERS * 4 * MIB
+REGIONS = 64
+
+
+@pytest.fixture
+def made() -> Iterator[Pool]:
+    """Give a pool of 64 MiB."""
+    compile_once()
+    with pool(regions=REGIONS, region_bytes=MIB) as one:
+        yield one
+
+
+def start(made: Pool | None, seed: int, *, share: bool = True) -> Script:
+    """Start a job, in the pool or alone."""
+    environment = clean_environment()
+    if made is not None:
+        environment = job_environment(environment, made.socket, f"job{seed}", wish=Wish(share_frozen=share))
+    return Script([str(JOB), str(seed)], environment | {"PYTHONUNBUFFERED": "1"})
+
+
+def ask(job: Script, what: str) -> str:
+    """Have a job do something and return what it says."""
+    job.tell(what)
+    return job.line()
+
+
+def steps(*jobs: Script, n: int = 1) -> list[list[str]]:
+    """Have jobs train for so many iterations, at the same time; returns each one's losses."""
+    losses = []
+    for _ in range(n):
+        for job in jobs:
+            job.tell("step")
+        losses.append([job.line() for job in jobs])
+    return [list(of_one) for of_one in zip(*losses, strict=True)]
+
+
+def shared(made: Pool) -> int:
+    """Return the bytes that jobs have in common."""
+    with contextlib.suppress(ZicoError), BrokerClient(made.socket) as client:
+        return client.status().shared_bytes
+    return -1
+
+
+@contextlib.contextmanager
+def begin(made: Pool, *seeds: int) -> Iterator[list[Script]]:
+    """Give jobs that are ready, each dead when the block ends."""
+    with contextlib.ExitStack() as owned:
+        jobs = [owned.enter_context(start(made, seed)) for seed in seeds]
+        assert [job.line() for job in jobs] == ["ready"] * len(seeds)
+        yield jobs
+
+
+def test_two_jobs_hold_their_base_once_and_their_losses_are_those_alone(made: Pool) -> None:
+    """Invariants 6 and 12: shared with the first iteration; the budget has it once."""
+    alone = []
+    for seed in (1, 2):
+        with start(None, seed) as job:
+            assert job.line() == "ready"
+            alone.append([ask(job, "step") for _ in range(3)])
+    with begin(made, 1, 2) as (a, b):
+        assert steps(a, b, n=3) == alone
+        assert [ask(job, "there") for job in (a, b)] == [str(LAYERS)] * 2
+        with BrokerClient(made.socket) as client:
+            status = client.status()
+        assert status.shared_bytes == BASE
+        assert [job.shared_bytes for job in status.jobs] == [BASE, BASE]
+        assert made.header["shared"] * MIB == BASE
+        assert status.budget_bytes == REGIONS * MIB
+        assert status.peak_granted_bytes <= REGIONS * MIB
+        assert status.physical_bytes >= BASE
+        held = sum(job.held_bytes for job in status.jobs)
+        assert held <= 8 * MIB, "their own memory alone"
+
+
+def test_the_dead_leave_the_living_what_they_share(made: Pool) -> None:
+    """Invariants 5 and 12: who made it dies, another one joins; with the last one it goes."""
+    with begin(made, 1, 2) as (a, b):
+        steps(a, b, n=3)
+        before = ask(b, "sum")
+        a.process.kill()
+        a.process.wait(ANSWER_S)
+        until(lambda: len(made.look().jobs) >= 1 and shared(made) == BASE, ANSWER_S, "it stays")
+        assert ask(b, "sum") == before
+        with begin(made, 3) as (c,):
+            steps(b, c, n=3)
+            assert (ask(c, "there"), ask(c, "sum")) == (str(LAYERS), before)
+            b.process.kill()
+            b.process.wait(ANSWER_S)
+            assert ask(c, "sum") == before
+    until(lambda: shared(made) == 0, ANSWER_S, "with the last job it goes")
+    assert made.header["budget_regions"] == REGIONS
+
+
+def test_who_writes_has_memory_of_its_own_again(made: Pool) -> None:
+    """Invariant 12: nobody else sees it, and from the next boundary on it counts as the writer's."""
+    with begin(made, 1, 2) as (a, b):
+        steps(a, b, n=3)
+        before = ask(b, "sum")
+        assert ask(a, "write") == "7.0"
+        assert ask(b, "sum") == before
+        steps(a, b)
+        assert (ask(a, "there"), ask(b, "there")) == (str(LAYERS - 1), str(LAYERS))
+        assert ask(a, "sum") != before
+        ask(a, "unfreeze")
+        steps(a, b, n=2)
+        assert ask(a, "there") == str(LAYERS - 2)
+        assert ask(b, "sum") == before
+        with BrokerClient(made.socket) as client:
+            status = client.status()
+        assert {job.name: job.shared_bytes for job in status.jobs} == {"job1": BASE - 8 * MIB, "job2": BASE}
+        assert status.shared_bytes == BASE
+
+
+def test_a_child_reads_what_its_parent_shares_and_writes_to_itself(made: Pool) -> None:
+    """Invariants 10 and 12."""
+    with begin(made, 1, 2) as (a, b):
+        steps(a, b, n=3)
+        before = ask(b, "sum")
+        assert ask(a, "fork") == before
+        assert (ask(a, "sum"), ask(b, "sum")) == (before, before)
+        assert shared(made) == BASE
+
+
+def test_memory_with_another_reference_stays_where_it_is(made: Pool) -> None:
+    """An alias would not move with it."""
+    with begin(made, 1) as (job,):
+        ask(job, "keep")
+        ask(job, "step")
+        assert ask(job, "there") == str(LAYERS - 1)
+
+
+def test_what_a_job_lets_go_is_given_back(made: Pool) -> None:
+    """A base that is dropped leaves the budget while its job lives."""
+    with begin(made, 1) as (job,):
+        ask(job, "step")
+        assert shared(made) == BASE
+        ask(job, "drop")
+        ask(job, "step")
+        ask(job, "step")
+        assert shared(made) <= 4 * MIB
+
+
+def test_a_job_shares_when_it_asks_for_it(made: Pool) -> None:
+    """``zico.share`` does it at once, and only where the option was not given; outside a pool it does nothing."""
+    with start(None, 1) as job:
+        assert job.line() == "ready"
+        assert ask(job, "share") == "0"
+    with start(made, 1, share=False) as job:
+        assert job.line() == "ready"
+        ask(job, "step")
+        assert (ask(job, "there"), shared(made)) == ("0", 0)
+        assert ask(job, "share") == str(BASE)
+        assert (ask(job, "there"), shared(made)) == (str(LAYERS), BASE)
+        assert ask(job, "share") == "0"
+
+
+def test_without_room_in_the_budget_a_job_keeps_its_own() -> None:
+    """Invariant 1: the base is shared as far as there is room while both copies are there."""
+    compile_once()
+    with pool(regions=LAYERS * 4 + 3, region_bytes=MIB) as made, begin(made, 1) as (job,):
+        losses = [ask(job, "step") for _ in range(2)]
+        assert ask(job, "there") != str(LAYERS)
+        assert made.header["peak_granted"] <= LAYERS * 4 + 3
+    with start(None, 1) as job:
+        assert job.line() == "ready"
+        assert [ask(job, "step") for _ in range(2)] == losses
+
+
+def test_a_dead_broker_changes_nothing(made: Pool) -> None:
+    """Invariants 5 and 12: what is shared stays mapped, and nothing more is."""
+    with begin(made, 1, 2) as (a, b):
+        ask(a, "share")
+        before = ask(a, "sum")
+        made.kill_broker()
+        assert ask(a, "sum") == before
+        steps(a, b, n=2)
+        assert (ask(a, "there"), ask(b, "there"), ask(b, "sum")) == (str(LAYERS), "0", before)

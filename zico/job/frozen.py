@@ -1,0 +1,191 @@
+"""Frozen memory that this job has in common with others (``zico.broker.frozen``), whatever the framework.
+
+How it works
+    The job digests bytes that nobody changes any more, and asks the broker for a content of that
+    digest and size. Where there is one, the job maps it and compares it with its own bytes, so
+    that a digest decides nothing by itself. Where there is none, the job fills it. What comes back
+    is a mapping of the job's own: whoever writes there writes a page of this process. An adapter
+    puts it in the place of the bytes, and frees those.
+
+Guarantees (numbers as in docs/design/invariants.md)
+    6. A mapping has the same bits as the bytes that it replaces, since they were compared.
+    12. Nobody but this process sees what it writes to a mapping.
+    If the broker does not answer once, this job shares nothing more. It goes on with its own bytes.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zico.base.errors import DriverError, ZicoError
+from zico.base.units import format_bytes
+from zico.broker.protocol import messages as m
+from zico.device.host import map_privately
+from zico.job.autoload import complain
+from zico.swap.digest import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from zico.broker.client import Membership
+    from zico.device.api import Owned
+
+WAIT_S = 2.0
+"""For contents that other jobs are filling; later they are asked for once more."""
+_LOOK_S = 0.005
+_WRITTEN_BYTES = 64 << 20
+"""At a time: write(2) takes 2 GiB at most, and a signal is seen in between."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class Bytes(NamedTuple):
+    """Bytes of this process, which stay where they are until they have been dealt with."""
+
+    address: int
+    size_bytes: int
+    of: Any
+    """What the caller knows them by."""
+
+
+class Mapping:
+    """A content that is mapped here; unmapped when nothing refers to it any more."""
+
+    def __init__(self, window: Owned) -> None:
+        """Own the window."""
+        self._window = window
+        self.address = window.handle
+        self.size_bytes = window.size_bytes
+
+    def __del__(self) -> None:
+        self._window.close()
+
+    def buffer(self) -> Any:  # noqa: ANN401 - a ctypes array
+        """Return the bytes as a buffer that keeps the mapping."""
+        array = (ctypes.c_char * self.size_bytes).from_address(self.address)
+        array.mapping = self  # type: ignore[attr-defined] # an instance of a class that is made here has a dictionary
+        return array
+
+
+class Sharing:
+    """What this process has in common with other jobs of its pool."""
+
+    def __init__(self, membership: Membership) -> None:
+        """Have nothing in common."""
+        self._membership = membership
+        self._lock = threading.Lock()
+        self._mapped: weakref.WeakValueDictionary[str, Mapping] = weakref.WeakValueDictionary()
+        self._unmapped: collections.deque[str] = collections.deque()
+        """Keys of mappings that are gone; whatever thread that was in."""
+        self.is_off = False
+        """The broker has not answered."""
+
+    def share(self, wanted: Iterable[Bytes]) -> Iterator[tuple[Bytes, Mapping]]:
+        """Yield each of these that has a mapping now; the caller puts that in its place and frees the bytes.
+
+        What the budget has no room for, or other jobs fill for longer than ``WAIT_S``, is left out.
+        """
+        with self._lock:
+            self._give_back()
+            waiting, end_s = [*wanted], time.monotonic() + WAIT_S
+            while waiting and not self.is_off:
+                busy = []
+                for bytes_ in waiting:
+                    found, mapping = self._mapping(bytes_)
+                    if mapping is not None:
+                        yield bytes_, mapping
+                    elif found == "busy":
+                        busy.append(bytes_)
+                if busy and time.monotonic() > end_s:
+                    return
+                if len(busy) == len(waiting):
+                    time.sleep(_LOOK_S)
+                waiting = busy
+
+    def give_back(self) -> None:
+        """Tell the broker of mappings that are gone."""
+        if self._unmapped and not self.is_off:
+            with self._lock:
+                self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            while self._unmapped and not self.is_off:
+                key = self._unmapped.popleft()
+                if key not in self._mapped:
+                    self._membership.tell(m.Unshare(key))
+        except (ZicoError, OSError) as error:
+            self._turn_off(error)
+
+    def _mapping(self, bytes_: Bytes) -> tuple[m.Found, Mapping | None]:
+        key = f"{digest(bytes_.address, bytes_.size_bytes) & (1 << 64) - 1:016x}{bytes_.size_bytes:016x}"
+        known = self._mapped.get(key)
+        if known is not None:
+            return "here", known if is_same(bytes_, known) else None
+        try:
+            return self._asked(bytes_, key)
+        except (ZicoError, OSError) as error:
+            self._turn_off(error)
+            return "full", None
+
+    def _asked(self, bytes_: Bytes, key: str) -> tuple[m.Found, Mapping | None]:
+        found, descriptors = self._membership.ask(m.ShareRequest(key, bytes_.size_bytes))
+        with descriptors:
+            for fd in descriptors.take()[:1]:
+                try:
+                    mapping = self._mapped_from(fd, found, bytes_, key)
+                finally:
+                    os.close(fd)
+                if mapping is None:
+                    self._membership.tell(m.Unshare(key))
+                return found, mapping
+        return found, None
+
+    def _mapped_from(self, fd: int, found: m.Found, bytes_: Bytes, key: str) -> Mapping | None:
+        if found == "fill":
+            _fill(fd, bytes_)
+            sealed, _ = self._membership.ask(m.Filled(key))
+            if sealed != "here":
+                return None
+        try:
+            mapping = Mapping(map_privately(fd, bytes_.size_bytes))
+        except DriverError:
+            return None
+        if not is_same(bytes_, mapping):
+            return None
+        self._mapped[key] = mapping
+        weakref.finalize(mapping, self._unmapped.append, key).atexit = False
+        return mapping
+
+    def _turn_off(self, error: Exception) -> None:
+        self.is_off = True
+        complain("this process shares no more frozen memory", error)
+
+
+def is_same(bytes_: Bytes, mapping: Mapping) -> bool:
+    """Tell whether a mapping has the same bits."""
+    return bool(_libc.memcmp(bytes_.address, mapping.address, bytes_.size_bytes) == 0)
+
+
+def _fill(fd: int, bytes_: Bytes) -> None:
+    """Write bytes to the beginning of a file.
+
+    Raises:
+        OSError: As the kernel says.
+    """
+    view = memoryview((ctypes.c_char * bytes_.size_bytes).from_address(bytes_.address)).cast("B")
+    done = 0
+    while done < bytes_.size_bytes:
+        done += os.pwrite(fd, view[done : done + _WRITTEN_BYTES], done)
+
+
+def told(n: int, size_bytes: int) -> str:
+    """Return what was shared, as a sentence."""
+    return f"{n} frozen tensors, {format_bytes(size_bytes)}, are held once for all jobs that have the same"
