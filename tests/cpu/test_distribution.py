@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -65,6 +66,24 @@ def test_an_import_says_that_the_other_package_is_installed_too(tmp_path: Path) 
         UserWarning, match="pip uninstall zico, then pip install --force-reinstall --no-deps zico-memory"
     ):
         zico._look_beside(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [(None, "the folder /somewhere/zico hides Zico: change to"), ("zico/__init__.py", "is another package's: pip")],
+)
+def test_a_command_says_what_it_found_in_the_place_of_zico(file: str | None, says: str) -> None:
+    """A folder that Python takes for a package, or the other package, whose module has no version."""
+    code = f"""
+import importlib.util, sys, types
+spec = importlib.util.spec_from_file_location("zico.cli", {str(Path(zico.__path__[0]) / "cli" / "__init__.py")!r})
+found = types.ModuleType("zico")
+found.__file__, found.__path__ = {file!r}, ["/somewhere/zico"]
+sys.modules["zico"] = found
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert says in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,15 @@ import click
 
 try:
     from zico import __version__
-except ImportError:  # the index has another distribution named zico, whose zico/__init__.py has none
+except ImportError:
+    import zico
+
+    if (
+        getattr(zico, "__file__", None) is None
+    ):  # Python took the folder for a package, and an editable install comes last
+        hides = f"the folder {next(iter(zico.__path__))} hides Zico: change to a directory that has no folder zico"
+        raise ImportError(hides) from None
+    # The index has another distribution named zico, whose zico/__init__.py has no version.
     raise ImportError(
         "zico/__init__.py is another package's: pip uninstall zico, then "
         "pip install --force-reinstall --no-deps zico-memory"
