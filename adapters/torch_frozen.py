@@ -1,22 +1,27 @@
 """PyTorch's frozen parameters are held once for all jobs of a pool that have the same ones.
 
 Theory of operation
-    A parameter is frozen that requires no gradient. Before the first module computes, when models
-    have been loaded, all frozen parameters of the pool's memory are offered to ``zico.job.frozen``.
-    Those that it has mapped get their memory there (``Tensor.data``), and what they had is freed.
-    At the end of an iteration those are looked at that have changed since, or require a gradient
-    now: they get memory of their own again, which is the pool's and counts. What there was no room
-    for is offered again after each of the first iterations.
+    A parameter is frozen that requires no gradient. Before the first module computes, its frozen
+    parameters in the pool's memory are offered to ``zico.job.frozen``. So are, at the end of each of
+    the first iterations, all of the process that have not been written since the end before. Those
+    that are mapped now get their memory there (``Tensor.data``), and what they had is freed. At the
+    end of an iteration those are looked at that have been written since, or require a gradient now:
+    they get memory of their own again, which is the pool's and counts.
 
 Guarantees (numbers as in docs/design/invariants.md)
     6. Parameters keep their bits, shapes, strides, versions and identity.
     12. A parameter that is written is a page of this process's from the write on.
-    Only memory to which nothing but one parameter refers is moved, so that no alias stays behind.
+    Only memory to which nothing but one parameter refers is moved, there and back, so that no alias
+    stays behind. What fails here costs a line on stderr, and the job goes on with its own memory.
 
 Known limitations
-    On the host. Memory of PyTorch that is not its own cannot be resized (``resize_``). A write by
-    other code than PyTorch's, such as through a NumPy array, changes no version: the pages that it
-    writes are not counted. Neither are those of a job whose iterations no mark ends.
+    * On the host. Memory of PyTorch that is not its own cannot be resized (``resize_``).
+    * A write that changes no version (``Tensor.data``, NumPy) is seen by the process's pages. Those
+      are looked at rarely: at the ends of iterations 1, 2, 4, 8 and so on. Until then, and where an
+      alias keeps a written parameter where it is, its pages are not counted.
+    * A region goes back when all of it is free. Where frozen parameters lie between others that
+      stay, sharing gains that much less.
+    * A module that first computes inside ``torch.compile`` shares at the end of an iteration.
 """
 
 # ruff: noqa: SLF001 - PyTorch has no other names for what is used here
@@ -31,7 +36,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from zico.adapters.torch_saving import PLAIN, has_memory_alone, is_dense, is_transformed, storage_of
 
 from zico.base.saying import inform
-from zico.job.frozen import Bytes, Sharing, told
+from zico.job.autoload import complain
+from zico.job.frozen import Bytes, Sharing, is_written, told
 from zico.job.session import Watcher
 
 if TYPE_CHECKING:
@@ -41,7 +47,7 @@ if TYPE_CHECKING:
     from zico.job.session import Session
 
 OFFERS = 3
-"""Iterations after which what is not shared yet is offered again."""
+"""Ends of iterations at which what is not shared yet is offered again."""
 
 
 class FrozenSharing(Watcher):
@@ -55,32 +61,53 @@ class FrozenSharing(Watcher):
         self._shared: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
         """By identity: a tensor, its version, and its address."""
         self._changed: dict[int, weakref.ref[torch.Tensor]] = {}
-        """By identity: tensors that have been taken back, which are not offered again."""
+        """By identity: tensors that were written, which are not offered again."""
+        self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        """By identity: frozen parameters at the last end of an iteration, and their versions then."""
+        self._ends = 0
         self._offers = 0
         self._hook: Any = None
 
     def install(self) -> None:
-        """Offer all frozen parameters before the first module computes."""
+        """Offer frozen parameters before the first module computes, and at the ends of the first iterations."""
         self._offers = OFFERS
         self._hook = register_module_forward_pre_hook(self._before_forward)
 
-    def _before_forward(self, _module: Any, _args: Any) -> None:  # noqa: ANN401 - as torch's hooks
+    def _before_forward(self, module: Any, _args: Any) -> None:  # noqa: ANN401 - as torch's hooks
+        if torch.compiler.is_compiling():
+            return
         self._hook.remove()  # a module without any hook is called by a shorter way
-        self.share(frozen_parameters())
+        self._offer(module.parameters())
+
+    def _offer(self, tensors: Iterable[torch.Tensor]) -> None:
+        try:
+            self.share(tensors)
+        except Exception as error:  # noqa: BLE001 - the job goes on, whatever PyTorch says
+            self._offers = 0
+            complain("this process keeps its own frozen memory", error)
 
     def share(self, tensors: Iterable[torch.Tensor]) -> int:
         """Share the memory of these tensors as far as it can be; returns how many bytes are shared by this call."""
         if not self._session.is_member or is_transformed():
             return 0
-        wanted = [one for tensor in tensors if (one := self._bytes_of(tensor)) is not None]
+        versions, wanted = {}, []
+        for tensor in tensors:
+            version = 0 if tensor.is_inference() else tensor._version
+            one = self._bytes_of(tensor)
+            if one is not None:
+                versions[id(tensor)] = version
+                wanted.append(one)
         wanted.sort(key=lambda one: -one.size_bytes)
         n = size_bytes = 0
-        for bytes_, mapping in self._sharing.share(wanted):
-            _move(bytes_.of, mapping)
-            tensor = bytes_.of
-            self._shared[id(tensor)] = (weakref.ref(tensor), tensor._version, tensor.data_ptr())
-            n += 1
-            size_bytes += bytes_.size_bytes
+        with torch.inference_mode(mode=False), torch.no_grad():
+            for bytes_, mapping in self._sharing.share(wanted):
+                tensor: torch.Tensor = bytes_.of
+                version = versions[id(tensor)]
+                if tensor._version == version and tensor.data_ptr():
+                    _move(tensor, mapping)
+                    self._shared[id(tensor)] = (weakref.ref(tensor), version, tensor.data_ptr())
+                    n += 1
+                    size_bytes += bytes_.size_bytes
         if n:
             inform(told(n, size_bytes))
         return size_bytes
@@ -101,28 +128,54 @@ class FrozenSharing(Watcher):
 
     def at_boundary(self) -> None:
         """Take back what is frozen no more, and offer what is not shared yet."""
+        if not self._session.is_member:
+            return
+        self._ends += 1
+        looks = self._ends & (self._ends - 1) == 0  # a power of two
         for identity, (reference, version, address) in list(self._shared.items()):
             tensor = reference()
             if tensor is None or tensor.data_ptr() != address:
                 del self._shared[identity]
-            elif tensor._version != version or tensor.requires_grad:
+            elif (
+                tensor._version != version or tensor.requires_grad or (looks and is_written(address, _size_of(tensor)))
+            ):
                 del self._shared[identity]
-                tensor.data = tensor.data.clone()
                 self._changed[identity] = reference
+                self._take_back(tensor)
         if self._offers:
             self._offers -= 1
-            self.share(frozen_parameters())
+            self._offer(self._still_frozen())
         self._sharing.give_back()
+
+    def _take_back(self, tensor: torch.Tensor) -> None:
+        if has_memory_alone(tensor):  # else its aliases would see no more writes
+            with torch.inference_mode(mode=False), torch.no_grad():
+                tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
+
+    def _still_frozen(self) -> list[torch.Tensor]:
+        """Return the frozen parameters that nobody has written since the last end of an iteration, or the beginning."""
+        before, found = self._seen, frozen_parameters()
+        self._seen = {id(one): (weakref.ref(one), one._version) for one in found}
+        return [one for one in found if id(one) in before and _is_as(one, *before[id(one)])]
+
+
+def _is_as(tensor: torch.Tensor, reference: weakref.ref[torch.Tensor], version: int) -> bool:
+    return reference() is tensor and tensor._version == version
+
+
+def _size_of(tensor: torch.Tensor) -> int:
+    return int(storage_of(tensor).nbytes())
 
 
 def frozen_parameters() -> list[torch.Tensor]:
     """Return all parameters of this process that require no gradient."""
-    return [one for one in gc.get_objects() if type(one) is torch.nn.Parameter and not one.requires_grad]
+    found = [one for one in gc.get_objects() if type(one) is torch.nn.Parameter and not one.requires_grad]
+    return [one for one in found if not one.is_inference()]
 
 
 def _move(tensor: torch.Tensor, mapping: Mapping) -> None:
     """Let a tensor have its memory in a mapping, as it had it before."""
     storage = storage_of(torch.frombuffer(mapping.buffer(), dtype=torch.uint8))
-    there = torch.empty(0, dtype=tensor.dtype)
+    there = torch.empty(0, dtype=tensor.dtype, device="cpu")
     there.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
     tensor.data = there

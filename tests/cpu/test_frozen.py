@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 from support.harness import MIB
 
 from zico.base.errors import RemoteProtocolError
+from zico.broker import frozen
 from zico.broker.frozen import FrozenMemory
+from zico.broker.notes import NOT_SEEN
+from zico.broker.pool_manager import PoolManager
+from zico.broker.protocol import messages as m
 from zico.device.host import map_privately
 from zico.pool.table import PoolTable
+from zico.scheduler.policies import policy_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -125,15 +130,42 @@ def test_what_a_job_may_not_say(table: PoolTable) -> None:
     """A known key has one size, and only who was to fill it says that it has."""
     shared = FrozenMemory(table)
     shared.ask(1, KEYS[0], SIZES[KEYS[0]])
-    for key in KEYS[:2]:
-        with pytest.raises(RemoteProtocolError, match="was not to fill"):
-            shared.filled(2, key)
+    assert [shared.filled(2, key) for key in KEYS[:2]] == ["full", "full"]
     with pytest.raises(RemoteProtocolError, match=r"asked for 5 bytes of a content that has 524288"):
         shared.ask(2, KEYS[0], 5)
     shared.give_back(7, KEYS[0])
     shared.give_back(7, KEYS[1])
     assert shared.filled(1, KEYS[0]) == "here"
     shared.close()
+
+
+def test_who_takes_too_long_to_fill_is_not_waited_for(table: PoolTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another member fills it then, and the late one is told that it has nothing."""
+    now = [0.0]
+    monkeypatch.setattr(frozen.time, "monotonic", lambda: now[0])
+    shared = FrozenMemory(table)
+    shared.ask(1, KEYS[0], SIZES[KEYS[0]])
+    now[0] = frozen.FILL_S - 1
+    assert shared.ask(2, KEYS[0], SIZES[KEYS[0]]) == ("busy", None)
+    now[0] = frozen.FILL_S + 1
+    assert shared.ask(2, KEYS[0], SIZES[KEYS[0]])[0] == "fill"
+    assert (shared.filled(1, KEYS[0]), shared.filled(2, KEYS[0])) == ("full", "here")
+    assert dict(shared.bytes_of) == {2: SIZES[KEYS[0]]}
+    shared.close()
+
+
+def test_a_job_is_promised_what_it_does_not_share(table: PoolTable) -> None:
+    """What exceeds the budget together with what a job shares is refused; who joins later may hold all but that."""
+    manager = PoolManager(table, [], policy_named("none"))
+    hello = m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=7, framework="torch")
+    member = manager.join(hello, process=NOT_SEEN, pidfd=None)
+    fill(manager.shared, member.index, KEYS[1])
+    manager.note_shared(member)
+    assert table.jobs[member.job]["promised"] == REGIONS - 3
+    assert table.jobs[manager.join(hello, process=NOT_SEEN, pidfd=None).job]["promised"] == REGIONS
+    assert "no room beside the 3 MiB of frozen memory" in manager.change(m.Change(budget_bytes=3 * MIB)).refused
+    assert not manager.change(m.Change(budget_bytes=4 * MIB)).refused
+    manager.shared.close()
 
 
 def test_the_next_broker_keeps_it_in_the_budget_until_no_job_is_left(table: PoolTable) -> None:

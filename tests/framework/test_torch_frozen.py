@@ -150,6 +150,40 @@ def test_memory_with_another_reference_stays_where_it_is(made: Pool) -> None:
         assert ask(job, "there") == str(LAYERS - 1)
 
 
+def test_equal_tensors_of_one_job_are_written_apart(made: Pool) -> None:
+    """Invariant 12: each has a mapping of its own."""
+    with begin(made, 1) as (job,):
+        steps(job, n=2)
+        before = ask(job, "sum")
+        assert ask(job, "copy") == before
+
+
+def test_an_alias_sees_what_is_written_after_it_was_shared(made: Pool) -> None:
+    """A parameter to which an alias refers stays where it is, written or not."""
+    with begin(made, 1) as (job,):
+        steps(job, n=2)
+        assert ask(job, "alias") == "True"
+
+
+def test_a_write_that_changes_no_version_is_found(made: Pool) -> None:
+    """Invariant 12: by the process's pages, at the end of an iteration soon after."""
+    with begin(made, 1) as (job,):
+        steps(job)
+        ask(job, "data")
+        steps(job, n=3)
+        assert ask(job, "there") == str(LAYERS - 1)
+
+
+@pytest.mark.parametrize(("what", "says"), [("infer", f"False {LAYERS}"), ("elsewhere", str(BASE)), ("compiled", None)])
+def test_a_job_begins_in_another_mode(made: Pool, what: str, says: str | None) -> None:
+    """Inference mode, a default device, a graph: parameters stay ordinary ones, and shared they are soon."""
+    with begin(made, 1) as (job,):
+        said = ask(job, what)
+        assert says in (None, said)
+        steps(job, n=3)
+        assert ask(job, "there") == str(LAYERS - (what == "infer"))
+
+
 def test_what_a_job_lets_go_is_given_back(made: Pool) -> None:
     """A base that is dropped leaves the budget while its job lives."""
     with begin(made, 1) as (job,):

@@ -31,14 +31,21 @@ def refusal(wanted: Change, header: Any, jobs: Record, members: Sequence[Member]
     region_bytes = int(header["region_bytes"])
     refused = ""
     if wanted.budget_bytes is not msgspec.UNSET:
-        refused = _refused_budget(wanted.budget_bytes, region_bytes, int(header["n_regions"]) * region_bytes)
+        shared_bytes = int(header["shared"]) * region_bytes
+        most_bytes = int(header["n_regions"]) * region_bytes
+        refused = _refused_budget(wanted.budget_bytes, region_bytes, most_bytes, shared_bytes)
     refused = refused or _refused_for_job(wanted, region_bytes, jobs, members)
     return refused or _refused_pause(wanted, members, jobs, moves=not header["on_timeline"])
 
 
-def _refused_budget(budget_bytes: int, region_bytes: int, most_bytes: int) -> str:
+def _refused_budget(budget_bytes: int, region_bytes: int, most_bytes: int, shared_bytes: int) -> str:
     if budget_bytes < region_bytes:
         return f"a budget of {format_bytes(budget_bytes)} is below one region of {format_bytes(region_bytes)}"
+    if budget_bytes < shared_bytes + region_bytes:
+        return (
+            f"a budget of {format_bytes(budget_bytes)} has no room beside the {format_bytes(shared_bytes)} of frozen "
+            "memory that jobs share until they end: give more"
+        )
     if budget_bytes > most_bytes:
         return (
             f"a budget of {format_bytes(budget_bytes)} is above the {format_bytes(most_bytes)} that this pool was made "

@@ -31,6 +31,7 @@ import dataclasses
 import fcntl
 import logging
 import os
+import time
 from typing import TYPE_CHECKING
 
 from zico.base.errors import ConfigError, RemoteProtocolError
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 MOST_CONTENTS = 4096
 """Each is a descriptor of the broker's."""
+FILL_S = 10.0
+"""A job that has not filled a content by then may be stopped, or has been interrupted."""
 _log = logging.getLogger(__name__)
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -57,6 +60,8 @@ class _Content:
     """The member that is filling it."""
     physical_bytes: int = 0
     """As the kernel counts it, once it is sealed."""
+    end_s: float = dataclasses.field(default_factory=lambda: time.monotonic() + FILL_S)
+    """From then on another member may fill it."""
 
 
 class FrozenMemory:
@@ -90,7 +95,10 @@ class FrozenMemory:
         if content.size_bytes != size_bytes:
             raise RemoteProtocolError(f"asked for {size_bytes} bytes of a content that has {content.size_bytes}")
         if content.filler is not None:
-            return "busy", None
+            if time.monotonic() < content.end_s:
+                return "busy", None
+            self._drop(key)
+            return self._begin(member, key, size_bytes)
         self._give(content, member)
         return "here", content.fd
 
@@ -112,14 +120,14 @@ class FrozenMemory:
         return "fill", fd
 
     def filled(self, member: int, key: str) -> Found:
-        """Seal what a member has filled, which has it from now on; ``full``: the kernel does not, and it is gone.
+        """Seal what a member has filled, which has it from now on.
 
-        Raises:
-            RemoteProtocolError: The member was not to fill it.
+        ``full``: the kernel does not seal it and it is gone, or the member was not to fill it, or
+        is too late.
         """
         content = self._contents.get(key)
         if content is None or content.filler != member:
-            raise RemoteProtocolError(f"filled {key}, which it was not to fill")
+            return "full"
         try:
             fcntl.fcntl(content.fd, fcntl.F_ADD_SEALS, _SEALS)
         except OSError:  # somebody has it mapped to write

@@ -259,6 +259,10 @@ class PoolManager:
         """Look after the place of a member that was reaped while its context lingered."""
         self._table.settle_place(member.job, has_ended=has_ended)
 
+    def note_shared(self, member: Member) -> None:
+        """Promise a member no more than the budget has beside what it shares."""
+        self._table.promise_less(member.job, -(-self.shared.bytes_of[member.index] // self._region_bytes))
+
     def reap(self, member: Member, *, lingers: bool = False) -> None:
         """Keep the member's last figures, free its regions, and its place unless its context lingers."""
         now_ns = time.monotonic_ns()

@@ -324,9 +324,12 @@ class Server:
         match message:
             case m.ShareRequest():
                 found, fd = shared.ask(member.index, message.key, message.size_bytes)
+                self._manager.note_shared(member)
                 link.say(m.Shared(found), now_ns, () if fd is None else (fd,))
             case m.Filled():
-                link.say(m.Shared(shared.filled(member.index, message.key)), now_ns)
+                found = shared.filled(member.index, message.key)
+                self._manager.note_shared(member)
+                link.say(m.Shared(found), now_ns)
             case m.Unshare():
                 shared.give_back(member.index, message.key)
             case _:

@@ -213,7 +213,7 @@ class Heap:
         heap["backing"]["device_address"] = self.device.ctypes.data
         heap["spill"]["fd"] = self._spill_fd
         heap["spill"]["is_sparse"] = self._spill_fd >= 0 and not sets_space_aside(self._spill_fd)
-        heap["spill"]["limit_bytes"] = _ARENA_SHARE * int(self.pool.header["budget_regions"]) * region_bytes
+        heap["spill"]["limit_bytes"] = _ARENA_SHARE * int(self.pool.header["budget_total"]) * region_bytes
         heap["wait"]["limit_ns"] = int(wait_limit_s * 1e9)
         heap["wait"]["raise_address"] = waiting.raise_kept.address
         heap["swap"]["fd"] = -1

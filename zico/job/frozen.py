@@ -4,24 +4,29 @@ How it works
     The job digests bytes that nobody changes any more, and asks the broker for a content of that
     digest and size. Where there is one, the job maps it and compares it with its own bytes, so
     that a digest decides nothing by itself. Where there is none, the job fills it. What comes back
-    is a mapping of the job's own: whoever writes there writes a page of this process. An adapter
-    puts it in the place of the bytes, and frees those.
+    is a mapping of its own for each of its tensors: whoever writes there writes a page of this
+    tensor. An adapter puts it in the place of the bytes, and frees those.
 
 Guarantees (numbers as in docs/design/invariants.md)
     6. A mapping has the same bits as the bytes that it replaces, since they were compared.
-    12. Nobody but this process sees what it writes to a mapping.
+    12. What is written to a mapping is seen by no other mapping, nor by another process.
     If the broker does not answer once, this job shares nothing more. It goes on with its own bytes.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
+import mmap
 import os
 import threading
 import time
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from zico.base.errors import DriverError, ZicoError
 from zico.base.units import format_bytes
@@ -41,6 +46,9 @@ WAIT_S = 2.0
 _LOOK_S = 0.005
 _WRITTEN_BYTES = 64 << 20
 """At a time: write(2) takes 2 GiB at most, and a signal is seen in between."""
+_PAGEMAP = Path("/proc/self/pagemap")
+_PRESENT, _OF_A_FILE = 1 << 63, 1 << 61
+"""Of an entry of pagemap (proc(5)): the page is in memory; it is the file's, and not a copy of this process's."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -58,14 +66,11 @@ class Bytes(NamedTuple):
 class Mapping:
     """A content that is mapped here; unmapped when nothing refers to it any more."""
 
-    def __init__(self, window: Owned) -> None:
-        """Own the window."""
-        self._window = window
+    def __init__(self, window: Owned, gone: collections.deque[str], key: str) -> None:
+        """Own the window; its key is put into ``gone`` when it is unmapped."""
         self.address = window.handle
         self.size_bytes = window.size_bytes
-
-    def __del__(self) -> None:
-        self._window.close()
+        weakref.finalize(self, _unmap, window, gone, key).atexit = False
 
     def buffer(self) -> Any:  # noqa: ANN401 - a ctypes array
         """Return the bytes as a buffer that keeps the mapping."""
@@ -74,15 +79,23 @@ class Mapping:
         return array
 
 
+def _unmap(window: Owned, gone: collections.deque[str], key: str) -> None:
+    window.close()
+    gone.append(key)
+
+
 class Sharing:
     """What this process has in common with other jobs of its pool."""
 
     def __init__(self, membership: Membership) -> None:
         """Have nothing in common."""
         self._membership = membership
-        self._lock = threading.Lock()
-        self._mapped: weakref.WeakValueDictionary[str, Mapping] = weakref.WeakValueDictionary()
-        self._unmapped: collections.deque[str] = collections.deque()
+        self._lock = threading.RLock()
+        self._is_inside = False
+        """A thread, or a handler of signals in it, talks to the broker."""
+        self._mapped: collections.Counter[str] = collections.Counter()
+        """Mappings of each content."""
+        self._gone: collections.deque[str] = collections.deque()
         """Keys of mappings that are gone; whatever thread that was in."""
         self.is_off = False
         """The broker has not answered."""
@@ -93,42 +106,50 @@ class Sharing:
         What the budget has no room for, or other jobs fill for longer than ``WAIT_S``, is left out.
         """
         with self._lock:
-            self._give_back()
-            waiting, end_s = [*wanted], time.monotonic() + WAIT_S
-            while waiting and not self.is_off:
-                busy = []
-                for bytes_ in waiting:
-                    found, mapping = self._mapping(bytes_)
-                    if mapping is not None:
-                        yield bytes_, mapping
-                    elif found == "busy":
-                        busy.append(bytes_)
-                if busy and time.monotonic() > end_s:
-                    return
-                if len(busy) == len(waiting):
-                    time.sleep(_LOOK_S)
-                waiting = busy
+            if self._is_inside:  # in a handler of signals: the same thread is at it already
+                return
+            self._is_inside = True
+            try:
+                self._give_back()
+                yield from self._shared([*wanted])
+            finally:
+                self._is_inside = False
+
+    def _shared(self, waiting: list[Bytes]) -> Iterator[tuple[Bytes, Mapping]]:
+        end_s = time.monotonic() + WAIT_S
+        while waiting:
+            busy = []
+            for bytes_ in waiting:
+                found, mapping = ("full", None) if self.is_off else self._mapping(bytes_)
+                if mapping is not None:
+                    yield bytes_, mapping
+                elif found == "busy":
+                    busy.append(bytes_)
+            if busy and time.monotonic() > end_s:
+                return
+            if len(busy) == len(waiting):
+                time.sleep(_LOOK_S)
+            waiting = busy
 
     def give_back(self) -> None:
         """Tell the broker of mappings that are gone."""
-        if self._unmapped and not self.is_off:
-            with self._lock:
-                self._give_back()
+        if self._gone and not self.is_off:
+            for _ in self.share(()):
+                pass
 
     def _give_back(self) -> None:
         try:
-            while self._unmapped and not self.is_off:
-                key = self._unmapped.popleft()
-                if key not in self._mapped:
+            while self._gone and not self.is_off:
+                key = self._gone.popleft()
+                self._mapped[key] -= 1
+                if not self._mapped[key]:
+                    del self._mapped[key]
                     self._membership.tell(m.Unshare(key))
         except (ZicoError, OSError) as error:
             self._turn_off(error)
 
     def _mapping(self, bytes_: Bytes) -> tuple[m.Found, Mapping | None]:
         key = f"{digest(bytes_.address, bytes_.size_bytes) & (1 << 64) - 1:016x}{bytes_.size_bytes:016x}"
-        known = self._mapped.get(key)
-        if known is not None:
-            return "here", known if is_same(bytes_, known) else None
         try:
             return self._asked(bytes_, key)
         except (ZicoError, OSError) as error:
@@ -137,16 +158,19 @@ class Sharing:
 
     def _asked(self, bytes_: Bytes, key: str) -> tuple[m.Found, Mapping | None]:
         found, descriptors = self._membership.ask(m.ShareRequest(key, bytes_.size_bytes))
-        with descriptors:
-            for fd in descriptors.take()[:1]:
-                try:
-                    mapping = self._mapped_from(fd, found, bytes_, key)
-                finally:
-                    os.close(fd)
-                if mapping is None:
+        mapping = None
+        try:
+            with descriptors:
+                for fd in descriptors.take()[:1]:
+                    try:
+                        mapping = self._mapped_from(fd, found, bytes_, key)
+                    finally:
+                        os.close(fd)
+        finally:
+            if mapping is None and found in {"here", "fill"} and not self._mapped[key]:
+                with contextlib.suppress(ZicoError, OSError):  # what came before it says why
                     self._membership.tell(m.Unshare(key))
-                return found, mapping
-        return found, None
+        return found, mapping
 
     def _mapped_from(self, fd: int, found: m.Found, bytes_: Bytes, key: str) -> Mapping | None:
         if found == "fill":
@@ -155,14 +179,11 @@ class Sharing:
             if sealed != "here":
                 return None
         try:
-            mapping = Mapping(map_privately(fd, bytes_.size_bytes))
+            mapping = Mapping(map_privately(fd, bytes_.size_bytes), self._gone, key)
         except DriverError:
             return None
-        if not is_same(bytes_, mapping):
-            return None
-        self._mapped[key] = mapping
-        weakref.finalize(mapping, self._unmapped.append, key).atexit = False
-        return mapping
+        self._mapped[key] += 1
+        return mapping if is_same(bytes_, mapping) else None
 
     def _turn_off(self, error: Exception) -> None:
         self.is_off = True
@@ -172,6 +193,18 @@ class Sharing:
 def is_same(bytes_: Bytes, mapping: Mapping) -> bool:
     """Tell whether a mapping has the same bits."""
     return bool(_libc.memcmp(bytes_.address, mapping.address, bytes_.size_bytes) == 0)
+
+
+def is_written(address: int, size_bytes: int) -> bool:
+    """Tell whether a mapping has pages of this process's own, which whoever writes there gets; reads 8 bytes a page."""
+    first, end = address // mmap.PAGESIZE, -(-(address + size_bytes) // mmap.PAGESIZE)
+    try:
+        with _PAGEMAP.open("rb") as file:
+            file.seek(8 * first)
+            entries = np.frombuffer(file.read(8 * (end - first)), np.uint64)
+    except OSError:
+        return False
+    return bool(((entries & np.uint64(_PRESENT | _OF_A_FILE)) == np.uint64(_PRESENT)).any())
 
 
 def _fill(fd: int, bytes_: Bytes) -> None:

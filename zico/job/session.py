@@ -659,7 +659,7 @@ class JobStatus(dict[str, Any]):
     tensor_bytes: int
     """What its tensors take."""
     shared_bytes: int
-    """Frozen memory that jobs of the pool have in common; the budget has it once."""
+    """Frozen memory that jobs of the pool have in common, in whole regions; the budget has it once."""
     waited_s: float
     budget_bytes: int
     """Of the pool."""

@@ -296,7 +296,7 @@ class PoolTable:
                 fresh["started"] = started_at(pid) or 0
                 fresh["started_ns"] = time.monotonic_ns()
                 fresh["current"]["n_bins"] = 1
-                fresh["promised"] = self.header["budget_regions"]
+                fresh["promised"] = self.header["budget_total"]
                 self.jobs[job] = fresh[0]
                 self.header["places"] = max(int(self.header["places"]), job + 1)
                 self.jobs[job]["state"] = JobState.RUNNING
@@ -337,6 +337,11 @@ class PoolTable:
         fits = bool(budgets.set_shared(self.member[0], regions))
         self.settle()
         return fits
+
+    def promise_less(self, job: int, shared: int) -> None:
+        """Promise a job no more than the budget without the regions' worth that it has in common with others."""
+        record, total = self.jobs[job], int(self.header["budget_total"])
+        record["promised"] = max(int(record["held"]), min(int(record["promised"]), total - shared))
 
     def settle(self) -> None:
         """Give back what jobs have returned beyond a budget that was lowered."""

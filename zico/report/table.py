@@ -72,8 +72,7 @@ def pool_lines(report: RunReport) -> Iterator[str]:
         f"sum of the jobs' own peaks {format_bytes(pool.sum_of_job_peaks_bytes)}"
     )
     if pool.peak_shared_bytes:
-        having = sum(bool(process.shared_bytes) for job in report.jobs for process in (job, *job.other_processes))
-        yield f"frozen memory held once for {having} jobs: {format_bytes(pool.peak_shared_bytes)}, of the budget"
+        yield f"frozen memory that jobs held once: {format_bytes(pool.peak_shared_bytes)}, within the budget"
     yield from outside_lines(pool.context_bytes, pool.foreign_bytes)
     if report.peaks_told:
         yield report.peaks_told

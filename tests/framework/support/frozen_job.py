@@ -1,6 +1,7 @@
 """A PyTorch job with a frozen base and a head that learns; it does what it is told on stdin, line by line."""
 
 # ruff: noqa: T201 - a script that talks to its test
+import copy
 import ctypes
 import os
 import sys
@@ -30,7 +31,7 @@ class Job:
         self.model = model(seed)
         self.base, self.head = self.model
         self.optimizer = torch.optim.SGD(self.head.parameters(), lr=0.01)
-        self.alias = None
+        self.kept = None
 
     def step(self) -> str:
         """Train for an iteration; returns the loss to the last bit."""
@@ -66,7 +67,44 @@ class Job:
 
     def keep(self) -> None:
         """Refer to the memory of the first layer by another tensor."""
-        self.alias = self.base[0].weight.detach()
+        self.kept = self.base[0].weight.detach()
+
+    def copy(self) -> str:
+        """Share a copy of the base, too, and clear that; returns what the base has."""
+        twin = copy.deepcopy(self.base)
+        zico.share(twin)
+        twin[0].weight.zero_()
+        return self.sum()
+
+    def alias(self) -> bool:
+        """Write by an alias that is older than the next end of an iteration; tells whether the weight still has it."""
+        older = self.base[0].weight.detach()
+        older.add_(1.0)
+        self.step()
+        older.add_(1.0)
+        return torch.equal(older, self.base[0].weight)
+
+    def data(self) -> None:
+        """Change a weight without changing its version."""
+        self.base[0].weight.data.mul_(2.0)
+
+    def infer(self) -> str:
+        """Compute for the first time in inference mode, then let a layer learn."""
+        with torch.inference_mode():
+            self.model(torch.randn(1, WIDTH))
+        self.unfreeze()
+        return f"{self.base[-1].weight.is_inference()} {self.there()}"
+
+    def elsewhere(self) -> int:
+        """Compute for the first time where tensors are made on another device."""
+        with torch.device("meta"):
+            torch.nn.Linear(4, 4)(torch.empty(2, 4))
+        return self.share()
+
+    def compiled(self) -> str:
+        """Compute for the first time within one graph."""
+        compiled = torch.compile(lambda rows: self.model(rows).sum(), fullgraph=True, backend="eager")
+        return compiled(torch.ones(1, WIDTH)).item().hex()
 
     def drop(self) -> None:
         """Let the base go."""
