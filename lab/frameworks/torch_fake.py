@@ -162,7 +162,12 @@ _NOTE = "workspaces inside kernels are not modelled; times are a roofline's lowe
 
 
 def fake_trace(
-    build: Callable[[], Callable[[], object]], device: DeviceModel, iterations: int = 3, job: str = ""
+    build: Callable[[], Callable[[], object]],
+    device: DeviceModel,
+    iterations: int = 3,
+    job: str = "",
+    *,
+    marks: list[int] | None = None,
 ) -> Trace:
     """Follow a training step on a device that need not be there.
 
@@ -175,13 +180,19 @@ def fake_trace(
         device: Whose times the trace has.
         iterations: How many BEGIN marks it has.
         job: What ``Origin.job`` says.
+        marks: Gets the events before which a job marks an iteration's end: where its first
+            optimizer has made a step.
     """
     recorder = _Recorder()
     parameters: dict[int, int] = {}
+    first: list[int] = []
 
     def count(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         for group in optimizer.param_groups:
             parameters.update((id(p), p.numel()) for p in group["params"] if p.requires_grad)
+        if marks is not None and id(optimizer) == (first or [id(optimizer)])[0]:
+            first[:] = [id(optimizer)]
+            marks.append(len(recorder.events))
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_collected_by_hand())

@@ -1,0 +1,223 @@
+"""How far is what a job holds from what was forecast before it ran?
+
+Small models of many kinds (``models/small.py``) train on the host, each in a process of its own under
+``zico run`` without a limit. Before, each step is traced without computing, and the trace goes through
+the heap that jobs have: as ``zico fit SCRIPT:function`` does it. The forecast is compared with the most
+bytes of live tensors and the most bytes of regions that the job then had.
+
+Each model trains at three batches with its usual optimizer; at the middle batch also with three other
+optimizers, with blocks that compute again where it has blocks, and some of them by ``torch.compile``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import common
+
+from zico.base.settings import DEFAULT_REGION_BYTES
+from zico.base.units import MIB
+from zico.lab.simulator.held import held_by
+from zico.lab.simulator.roofline import device_model
+
+sys.path.insert(0, str(common.ROOT / "benchmarks" / "models"))
+
+import small
+from zoo import fake_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+QUESTION = "How far is what a job holds from what was forecast before it ran?"
+HOST = "cpu-2core"
+ITERATIONS = 8
+"""Of the real job: until it follows a plan of its own."""
+TRACED = 2
+COMPILED = ("perceptron", "ViT", "ResNet", "GPT-2", "Llama", "N-BEATS")
+SMOKE = ("perceptron",)
+MARGINS = (0.0, 0.02, 0.05, 0.08)
+"""Of the forecast: by so much more the budget would have been."""
+GOAL_MEDIAN, GOAL_MOST, GOAL_PERCENT = 0.02, 0.08, 95
+JOB_S = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One job."""
+
+    model: str
+    batch: int
+    optimizer: str
+    how: str = ""
+    """``checkpoint``, ``compile``, or nothing."""
+
+    def build(self) -> small.Step:
+        """Build its step."""
+        how = {"checkpointing": self.how == "checkpoint", "compiles": self.how == "compile"}
+        return small.build(self.model, self.batch, self.optimizer, **how)
+
+    def command(self, iterations: int) -> str:
+        """Return the command that trains it."""
+        script = str(common.ROOT / "benchmarks" / "forecast_job.py")
+        words = [sys.executable, script, self.model, "--batch", str(self.batch), "--optimizer", self.optimizer]
+        return shlex.join([*words, *([f"--{self.how}"] if self.how else []), "--iterations", str(iterations)])
+
+
+def cases(names: Iterable[str], *, smoke: bool = False) -> list[Case]:
+    """Return the jobs of some models."""
+    found = []
+    for name in names:
+        model = small.models()[name]
+        middle = model.batches[1]
+        found += [Case(name, batch, model.optimizer) for batch in model.batches]
+        if smoke:
+            continue
+        found += [Case(name, middle, optimizer) for optimizer in small.OPTIMIZERS if optimizer != model.optimizer]
+        if small.checkpoints(model.make()):
+            found.append(Case(name, middle, model.optimizer, "checkpoint"))
+        if name in COMPILED:
+            found.append(Case(name, middle, model.optimizer, "compile"))
+    return found
+
+
+# -- what is measured ------------------------------------------------------------------------------
+
+
+def forecast(case: Case) -> dict[str, Any]:
+    """Return what the job will hold, by a trace on which nothing is computed."""
+    began_s = time.process_time()
+    marks: list[int] = []
+    trace = fake_trace(case.build, device_model(HOST), TRACED, marks=marks)
+    held = held_by(trace, DEFAULT_REGION_BYTES, marks)
+    cpu_s = time.process_time() - began_s
+    return {"live_bytes": held.live_bytes, "held_bytes": held.held_bytes, "cpu_s": cpu_s}
+
+
+def real(case: Case, iterations: int) -> dict[str, Any]:
+    """Return what the job held in a pool without a limit.
+
+    Raises:
+        SystemExit: It failed.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory) / "report.json"
+        words = ("run", "--quiet", "--budget", "none", "--save", "none", "--json", str(report), "--name", "job")
+        argv = (*common.ZICO, *words, case.command(iterations))
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=JOB_S)
+        if done.returncode:
+            raise SystemExit(f"forecast.py: {case} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        (job,) = json.loads(report.read_text())["jobs"]
+    return {"live_bytes": job["peak_tensor_bytes"], "held_bytes": job["peak_bytes"], "iterations": job["iterations"]}
+
+
+def measure(case: Case, iterations: int) -> dict[str, Any]:
+    """Return forecast and fact of a job."""
+    return {**dataclasses.asdict(case), "forecast": forecast(case), "real": real(case, iterations)}
+
+
+def error(row: dict[str, Any], what: str) -> float:
+    """Return the forecast over the fact, less one."""
+    return row["forecast"][what] / row["real"][what] - 1
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of many jobs: of errors either way, and of jobs that would not have fitted."""
+    found: dict[str, Any] = {"jobs": len(rows)}
+    for what in ("live_bytes", "held_bytes"):
+        errors = [error(row, what) for row in rows]
+        sizes = [abs(one) for one in errors]
+        found[what] = {
+            "median": statistics.median(sizes),
+            "percentile": common.percentile(sizes, GOAL_PERCENT),
+            "too_low": min(errors),
+            "too_high": max(errors),
+            "within": sum(size <= GOAL_MOST for size in sizes) / len(sizes),
+        }
+        fits = {margin: [row["real"][what] <= row["forecast"][what] * (1 + margin) for row in rows] for margin in MARGINS}
+        found[what]["would_not_fit"] = {str(margin): one.count(False) for margin, one in fits.items()}
+    return found
+
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.2f} %"
+
+
+def _summary_line(name: str, rows: Sequence[dict[str, Any]], what: str) -> tuple[str, ...]:
+    found = summary(rows)
+    of = found[what]
+    shown = (f"{100 * of['median']:.2f} %", f"{100 * of['percentile']:.2f} %", f"{100 * of['within']:.0f} %")
+    ends = (_percent(of["too_low"]), _percent(of["too_high"]))
+    return (name, str(found["jobs"]), *shown, *ends, *(str(one) for one in of["would_not_fit"].values()))
+
+
+def _row(row: dict[str, Any]) -> tuple[str, ...]:
+    cells = [row["model"], row["kind"], str(row["batch"]), row["optimizer"], row["how"] or "-"]
+    for what in ("live_bytes", "held_bytes"):
+        cells += [f"{row[of][what] / MIB:.1f}" for of in ("forecast", "real")] + [_percent(error(row, what))]
+    return (*cells, f"{row['forecast']['cpu_s']:.1f}")
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """Return the figures as Markdown."""
+    rows = result["rows"]
+    kinds = sorted({row["kind"] for row in rows})
+    groups = {"all": rows, "not compiled": [row for row in rows if row["how"] != "compile"]}
+    groups |= {how: [row for row in rows if row["how"] == how] for how in ("checkpoint", "compile")}
+    groups |= {kind: [row for row in rows if row["kind"] == kind and row["how"] != "compile"] for kind in kinds}
+    header = ("jobs", "count", "median", f"{GOAL_PERCENT} % within", f"within {GOAL_MOST:.0%}", "lowest", "highest")
+    header = (*header, *(f"no fit, +{margin:.0%}" for margin in MARGINS))
+    parts = []
+    for what, title in (("held_bytes", "Regions held"), ("live_bytes", "Bytes of live tensors")):
+        lines = [_summary_line(name, found, what) for name, found in groups.items() if found]
+        parts += [f"{title}, forecast over fact:\n", common.table(header, lines)]
+    names = ("model", "kind", "batch", "optimizer", "how")
+    columns = ("live MiB, forecast", "real", "error", "held MiB, forecast", "real", "error", "CPU s")
+    parts += [common.table((*names, *columns), map(_row, rows)), _TEXT]
+    return "\n".join(parts)
+
+
+_TEXT = f"""
+Errors are the forecast over the most that the job had, less one; median and percentile are of their
+size. *No fit*: jobs that held more than the forecast and so much of it. Regions have
+{DEFAULT_REGION_BYTES // MIB} MiB. Live tensors are those of 64 KiB and more; what lies below is not in the pool.
+A real job trains {ITERATIONS} steps in one thread. *CPU s* is what the forecast took, in a process
+that has PyTorch loaded. By `torch.compile` the forecast is that of the step without it.
+"""
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--model", action="append", metavar="NAME", help="only this one; may be repeated")
+    options = parser.parse_args()
+    known = small.models()
+    names = options.model or (SMOKE if options.smoke else list(known))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SystemExit(f"forecast.py: --model {unknown[0]}: give one of {', '.join(known)}")
+    settings = {"iterations": ITERATIONS, "traced": TRACED, "region_bytes": DEFAULT_REGION_BYTES, "threads": 1}
+    result = common.document("forecast", QUESTION, settings)
+    result["rows"] = []
+    for case in cases(names, smoke=options.smoke):
+        row = {"kind": known[case.model].kind, **measure(case, ITERATIONS)}
+        result["rows"].append(row)
+        errors = [_percent(error(row, what)) for what in ("live_bytes", "held_bytes")]
+        common.note(" ".join([case.model, str(case.batch), case.optimizer, case.how, *errors]))
+    result["summary"] = summary(result["rows"])
+    common.write(result, text_of(result), common.output_directory(options))
+
+
+if __name__ == "__main__":
+    main()
