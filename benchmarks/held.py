@@ -31,6 +31,7 @@ WORKSPACE_BYTES = 32 * MIB
 MODELS = ("DCGAN", "U-Net", "MobileNetV2", "ResNet-110")
 _WORKSPACE = ("workspace", 0)
 
+
 class Replay:
     """A heap, and what an iteration of it has held so far."""
 

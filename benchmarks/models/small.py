@@ -89,9 +89,7 @@ def checkpoints(model: nn.Module) -> bool:
     return bool(stacks)
 
 
-def build(
-    name: str, batch: int, optimizer: str = "", *, checkpointing: bool = False, compiles: bool = False
-) -> Step:
+def build(name: str, batch: int, optimizer: str = "", *, checkpointing: bool = False, compiles: bool = False) -> Step:
     """Build a model and its optimizer, the model's usual one by default; returns the training step."""
     small = models()[name]
     torch.manual_seed(0)

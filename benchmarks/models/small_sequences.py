@@ -1,12 +1,13 @@
 """Small recurrent nets, graph nets, mixtures of experts, and nets of sounds, points, tables and click logs.
 
-Sources, in the order of ``MODELS``: Zaremba 2014; Cho 2014; Sutskever 2014; Bai 2018; Oord 2016;
-Kipf 2016; Velickovic 2017; Xu 2018; Fedus 2021; Jacobs 1991; Naumov 2019; He 2017; Gorishniy 2021;
-Oreshkin 2019; Qi 2016.
+Sources, in the order of ``MODELS``: Zaremba 2014; Cho 2014; Sutskever 2014; Bai 2018; Kipf 2016;
+Velickovic 2017; Xu 2018; Fedus 2021; Jacobs 1991; Naumov 2019; Gorishniy 2021; Oreshkin 2019; Qi 2016.
 """
 # mypy: disallow-subclassing-any=False
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from small import Classifier, Small, Stack, tokens
@@ -57,24 +58,19 @@ class _Translation(nn.Module):
 
 
 class _Causal(nn.Module):
-    """A dilated convolution of what was before, gated or not, added to what came in."""
+    """A dilated convolution of what was before, added to what came in."""
 
-    def __init__(self, width: int, dilation: int, *, gated: bool) -> None:
+    def __init__(self, width: int, dilation: int) -> None:
         super().__init__()
-        self.dilation, self.gated = dilation, gated
-        self.inner = nn.Conv1d(width, 2 * width if gated else width, 2, dilation=dilation)
-        self.outer = nn.Conv1d(width, width, 1)
+        self.dilation = dilation
+        self.inner, self.outer = nn.Conv1d(width, width, 2, dilation=dilation), nn.Conv1d(width, width, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = self.inner(functional.pad(x, (self.dilation, 0)))
-        if self.gated:
-            values, gates = inner.chunk(2, 1)
-            return x + self.outer(values.tanh() * gates.sigmoid())
-        return x + self.outer(inner.relu())
+        return x + self.outer(self.inner(functional.pad(x, (self.dilation, 0))).relu())
 
 
-def _sound(*, gated: bool) -> nn.Module:
-    blocks = Stack(*(_Causal(64, 1 << i, gated=gated) for i in range(6)))
+def _sound() -> nn.Module:
+    blocks = Stack(*(_Causal(64, 1 << i) for i in range(6)))
     return Classifier(nn.Conv1d(1, 64, 1), blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
@@ -92,7 +88,7 @@ class _Graph(nn.Module):
         super().__init__()
         self.how = how
         widths = (64, _WIDTH, _WIDTH, _WIDTH)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
         self.inner = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in self.layers)
         self.scores = nn.ModuleList(nn.Linear(2 * _WIDTH, 1) for _ in self.layers)
         self.classes = nn.Linear(_WIDTH, 10)
@@ -182,21 +178,18 @@ def _table(batch: int) -> tuple[torch.Tensor, ...]:
 class _Clicks(nn.Module):
     """Numbers and names of things, of which each pair is multiplied."""
 
-    def __init__(self, *, pairs: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.pairs = pairs
         self.names = nn.ModuleList(nn.Embedding(20_000, 32) for _ in range(8))
         self.numbers = nn.Sequential(nn.Linear(13, 256), nn.ReLU(), nn.Linear(256, 32), nn.ReLU())
-        inputs = 32 + 9 * 8 // 2 if pairs else 9 * 32
-        self.top = nn.Sequential(nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 1))
+        self.top = nn.Sequential(nn.Linear(32 + 9 * 8 // 2, 256), nn.ReLU(), nn.Linear(256, 1))
 
     def forward(self, numbers: torch.Tensor, names: torch.Tensor, clicked: torch.Tensor) -> torch.Tensor:
         dense = self.numbers(numbers)
         found = torch.stack([dense, *(table(names[:, i]) for i, table in enumerate(self.names))], 1)
-        if self.pairs:
-            first, second = torch.tril_indices(9, 9, -1)
-            found = torch.cat([dense, torch.bmm(found, found.transpose(1, 2))[:, first, second]], 1)
-        return functional.binary_cross_entropy_with_logits(self.top(found.flatten(1))[:, 0], clicked)
+        first, second = torch.tril_indices(9, 9, -1)
+        pairs = torch.bmm(found, found.transpose(1, 2))[:, first, second]
+        return functional.binary_cross_entropy_with_logits(self.top(torch.cat([dense, pairs], 1))[:, 0], clicked)
 
 
 def _clicks(batch: int) -> tuple[torch.Tensor, ...]:
@@ -250,16 +243,14 @@ def _points(batch: int) -> tuple[torch.Tensor, ...]:
 MODELS = {
     "LSTM": Small("recurrent", lambda: _Recurrent(nn.LSTM), tokens(_WORDS, 33), (32, 64, 128), "sgd"),
     "GRU": Small("recurrent", lambda: _Recurrent(nn.GRU), tokens(_WORDS, 33), (32, 64, 128), "sgd"),
-    "translation": Small("recurrent", _Translation, tokens(_WORDS, 40), (32, 64, 128)),
-    "TCN": Small("sound", lambda: _sound(gated=False), _sounds, (8, 16, 32)),
-    "WaveNet": Small("sound", lambda: _sound(gated=True), _sounds, (8, 16, 32)),
-    "GCN": Small("graph", lambda: _Graph("sum"), _graph, (2000, 4000, 8000)),
-    "GAT": Small("graph", lambda: _Graph("attention"), _graph, (1000, 2000, 4000)),
-    "GIN": Small("graph", lambda: _Graph("perceptron"), _graph, (2000, 4000, 8000)),
+    "translation": Small("recurrent", _Translation, tokens(_WORDS, 40), (64, 128, 256)),
+    "TCN": Small("sound", _sound, _sounds, (8, 16, 32)),
+    "GCN": Small("graph", lambda: _Graph("sum"), _graph, (4000, 8000, 16000)),
+    "GAT": Small("graph", lambda: _Graph("attention"), _graph, (2000, 4000, 8000)),
+    "GIN": Small("graph", lambda: _Graph("perceptron"), _graph, (4000, 8000, 16000)),
     "Switch": Small("experts", _Switch, tokens(_WORDS, 65), (8, 16, 32)),
-    "mixture of experts": Small("experts", _Mixture, _table, (512, 1024, 2048)),
-    "DLRM": Small("clicks", lambda: _Clicks(pairs=True), _clicks, (2048, 4096, 8192), "adagrad"),
-    "collaborative filter": Small("clicks", lambda: _Clicks(pairs=False), _clicks, (2048, 4096, 8192)),
+    "mixture of experts": Small("experts", _Mixture, _table, (1024, 2048, 4096)),
+    "DLRM": Small("clicks", _Clicks, _clicks, (4096, 8192, 16384), "adagrad"),
     "perceptron": Small("tables", _perceptron, _table, (1024, 2048, 4096)),
     "N-BEATS": Small("series", _Series, lambda batch: (torch.randn(batch, 220),), (1024, 2048, 4096)),
     "PointNet": Small("points", _Points, _points, (16, 32, 64)),

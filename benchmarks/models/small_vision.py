@@ -1,12 +1,14 @@
 """Small convolutional nets, transformers of images, and what generates images.
 
 Sources, in the order of ``MODELS``: Krizhevsky 2012; Simonyan 2014; He 2015; Xie 2016; Sandler 2018;
-Huang 2016; Iandola 2016; Zhang 2017; Tan 2019; Liu 2022; Szegedy 2014; Dosovitskiy 2020; Tolstikhin
-2021; Ronneberger 2015; Long 2014; Hinton 2006; Kingma 2013; Ho 2020; Peebles 2022.
+Huang 2016; Iandola 2016; Liu 2022; Szegedy 2014; Dosovitskiy 2020; Ronneberger 2015; Long 2014; Hinton
+2006; Kingma 2013; Ho 2020; Peebles 2022.
 """
 # mypy: disallow-subclassing-any=False
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from small import Classifier, Small, Stack, images
@@ -76,39 +78,27 @@ def _residual(inputs: int, outputs: int, groups: int = 1, *, narrow: bool = Fals
 
 def _resnet() -> nn.Module:
     widths = (24, 24, 24, 48, 48, 96, 96)
-    blocks = [_residual(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    blocks = [_residual(a, b) for a, b in itertools.pairwise(widths)]
     return Classifier(_layer(3, 24), Stack(*blocks), _head(96))
 
 
 def _resnext() -> nn.Module:
     widths = (32, 32, 64, 64, 128, 128)
-    blocks = [_residual(a, b, 8, narrow=True) for a, b in zip(widths, widths[1:], strict=False)]
+    blocks = [_residual(a, b, 8, narrow=True) for a, b in itertools.pairwise(widths)]
     return Classifier(_layer(3, 32), Stack(*blocks), _head(128))
 
 
-class _Squeeze(nn.Module):
-    """Weighs channels by their means."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        layers = (nn.Conv2d(width, width // 4, 1), nn.SiLU(), nn.Conv2d(width // 4, width, 1), nn.Sigmoid())
-        self.weigh = nn.Sequential(nn.AdaptiveAvgPool2d(1), *layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.weigh(x)
-
-
-def _inverted(inputs: int, outputs: int, *, squeezes: bool = False) -> nn.Module:
+def _inverted(inputs: int, outputs: int) -> nn.Module:
     inner, stride = 4 * inputs, 1 if inputs == outputs else 2
     last = nn.Sequential(nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
-    middle = (_layer(inner, inner, 3, stride, inner), *([_Squeeze(inner)] if squeezes else []))
-    layers = nn.Sequential(_layer(inputs, inner, 1), *middle, last)
+    middle = _layer(inner, inner, 3, stride, inner)
+    layers = nn.Sequential(_layer(inputs, inner, 1), middle, last)
     return layers if stride == 2 else _Sum(layers)
 
 
-def _mobilenet(*, squeezes: bool = False) -> nn.Module:
+def _mobilenet() -> nn.Module:
     widths = (16, 16, 24, 24, 48, 48, 96)
-    blocks = [_inverted(a, b, squeezes=squeezes) for a, b in zip(widths, widths[1:], strict=False)]
+    blocks = [_inverted(a, b) for a, b in itertools.pairwise(widths)]
     return Classifier(_layer(3, 16, 3, 2), Stack(*blocks), _head(96))
 
 
@@ -126,28 +116,13 @@ def _densenet() -> nn.Module:
 
 
 def _fire(inputs: int, width: int) -> nn.Module:
-    return nn.Sequential(_layer(inputs, width, 1), _Concatenation(_layer(width, 4 * width, 1), _layer(width, 4 * width)))
+    wide = _Concatenation(_layer(width, 4 * width, 1), _layer(width, 4 * width))
+    return nn.Sequential(_layer(inputs, width, 1), wide)
 
 
 def _squeezenet() -> nn.Module:
     first = (_layer(3, 32, 3, 2), _fire(32, 16), _fire(128, 16), nn.MaxPool2d(2))
     return Classifier(*first, _fire(128, 32), _fire(256, 32), nn.MaxPool2d(2), _fire(256, 48), _head(384))
-
-
-class _Shuffle(nn.Module):
-    """Mixes the channels of groups."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(1, (4, -1)).transpose(1, 2).flatten(1, 2)
-
-
-def _shufflenet() -> nn.Module:
-    def block(width: int) -> nn.Module:
-        layers = (_layer(width, width, 1, 1, 4), _Shuffle(), _layer(width, width, 3, 1, width))
-        return _Sum(nn.Sequential(*layers, _layer(width, width, 1, 1, 4)))
-
-    stages = [nn.Sequential(_layer(w, 2 * w, 3, 2), block(2 * w), block(2 * w)) for w in (32, 64)]
-    return Classifier(_layer(3, 32), Stack(*stages), _head(128))
 
 
 class _LastNorm(nn.Module):
@@ -211,27 +186,8 @@ def _vit() -> nn.Module:
     return Classifier(_Patches(128, 4, 64), Stack(*layers), _Mean(), nn.Linear(128, _CLASSES))
 
 
-class _Transposed(nn.Module):
-    """Layers that mix words instead of channels."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x.transpose(1, 2)).transpose(1, 2)
-
-
 def _perceptron(width: int, inner: int) -> tuple[nn.Module, ...]:
     return nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width)
-
-
-def _mixer() -> nn.Module:
-    def block() -> nn.Module:
-        words = nn.Sequential(nn.LayerNorm(128), _Transposed(*_perceptron(64, 128)))
-        return nn.Sequential(_Sum(words), _Sum(nn.Sequential(nn.LayerNorm(128), *_perceptron(128, 512))))
-
-    return Classifier(_Patches(128, 4, 64), Stack(*(block() for _ in range(5))), _Mean(), nn.Linear(128, _CLASSES))
 
 
 # -- images from images ----------------------------------------------------------------------------
@@ -245,7 +201,7 @@ class _Pixels(nn.Module):
         self.shortcuts = shortcuts
         widths = (width, 2 * width, 4 * width)
         self.down = nn.ModuleList(_double(a, b) for a, b in zip((3, *widths), widths, strict=False))
-        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in zip(widths, widths[1:], strict=False))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in itertools.pairwise(widths))
         self.joined = nn.ModuleList(_double((2 if shortcuts else 1) * a, a) for a in widths[:-1])
         self.classes = nn.Conv2d(width, 2, 1)
 
@@ -362,22 +318,19 @@ class _DiffusionTransformer(nn.Module):
 
 MODELS = {
     "AlexNet": Small("vision", _alexnet, images(64), (32, 64, 128), "sgd"),
-    "VGG": Small("vision", _vgg, images(32), (24, 48, 96), "sgd"),
-    "ResNet": Small("vision", _resnet, images(32), (16, 32, 64), "sgd"),
-    "ResNeXt": Small("vision", _resnext, images(32), (16, 32, 64), "sgd"),
-    "MobileNetV2": Small("vision", _mobilenet, images(64), (16, 32, 64), "sgd"),
+    "VGG": Small("vision", _vgg, images(32), (48, 96, 192), "sgd"),
+    "ResNet": Small("vision", _resnet, images(32), (32, 48, 96), "sgd"),
+    "ResNeXt": Small("vision", _resnext, images(32), (32, 64, 96), "sgd"),
+    "MobileNetV2": Small("vision", _mobilenet, images(64), (24, 32, 64), "sgd"),
     "DenseNet": Small("vision", _densenet, images(32), (16, 32, 64), "sgd"),
     "SqueezeNet": Small("vision", _squeezenet, images(64), (16, 32, 64), "sgd"),
-    "ShuffleNet": Small("vision", _shufflenet, images(32), (16, 32, 64), "sgd"),
-    "EfficientNet": Small("vision", lambda: _mobilenet(squeezes=True), images(64), (16, 32, 64), "sgd"),
-    "ConvNeXt": Small("vision", _convnext, images(64), (24, 48, 96)),
+    "ConvNeXt": Small("vision", _convnext, images(64), (32, 64, 96)),
     "Inception": Small("vision", _inception, images(64), (16, 32, 64), "sgd"),
     "ViT": Small("vision", _vit, images(32), (32, 64, 128)),
-    "MLP-Mixer": Small("vision", _mixer, images(32), (32, 64, 128)),
-    "U-Net": Small("vision", lambda: _Pixels(16, shortcuts=True), _pixels, (8, 16, 32), "sgd"),
-    "FCN": Small("vision", lambda: _Pixels(24, shortcuts=False), _pixels, (8, 16, 32), "sgd"),
-    "autoencoder": Small("vision", lambda: _Autoencoder(samples=False), _only_images, (64, 128, 256)),
-    "VAE": Small("vision", lambda: _Autoencoder(samples=True), _only_images, (64, 128, 256)),
-    "diffusion U-Net": Small("diffusion", _Diffusion, _only_images, (8, 16, 32)),
+    "U-Net": Small("vision", lambda: _Pixels(16, shortcuts=True), _pixels, (24, 32, 64), "sgd"),
+    "FCN": Small("vision", lambda: _Pixels(24, shortcuts=False), _pixels, (16, 32, 64), "sgd"),
+    "autoencoder": Small("vision", lambda: _Autoencoder(samples=False), _only_images, (256, 512, 1024)),
+    "VAE": Small("vision", lambda: _Autoencoder(samples=True), _only_images, (256, 512, 1024)),
+    "diffusion U-Net": Small("diffusion", _Diffusion, _only_images, (16, 24, 48)),
     "diffusion transformer": Small("diffusion", _DiffusionTransformer, _only_images, (8, 16, 32)),
 }

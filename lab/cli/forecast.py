@@ -124,7 +124,7 @@ def need(target: str, batch: int | None, model: DeviceModel, region_bytes: int) 
     arguments = {} if batch is None else {"batch": batch}
     at = "" if batch is None else f"at batch {batch} the script fails: "
     remedy = f"{at}check that it trains for real"
-    trace = fake(target, model, arguments, remedy, iterations=_ITERATIONS, marks=marks)
+    trace = fake(target, model, arguments, remedy, iterations=_ITERATIONS, marks=marks, copies=True)
     held = held_by(trace, region_bytes, marks)
     return Need(batch, held.held_bytes + _small_bytes(held, model, region_bytes), held.live_bytes)
 

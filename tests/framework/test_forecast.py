@@ -62,7 +62,7 @@ def fit(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[
 def test_the_largest_batch_is_held_and_the_next_is_not(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both batches trained for real: each holds what was forecast, within a region, and tensors of just that many bytes.
+    """Both batches are trained for real: each holds what was forecast, within two regions, and the same live bytes.
 
     The answer is within the budget, the next larger batch is above it.
     """
@@ -81,9 +81,7 @@ def test_the_largest_batch_is_held_and_the_next_is_not(
         assert job["peak_bytes"] == pytest.approx(one["held_bytes"], abs=2 << 20)
 
 
-def test_the_answer_is_said_with_the_next_batch_and_the_time(
-    script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_answer_is_said_with_the_next_batch_and_the_time(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The last line has the batch, what it holds, what the next one would, and how long it took to know."""
     assert main(["fit", f"{script}:build", "--batch", "8..4096", "--budget", "64MiB", "--region", "1MiB"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
@@ -117,11 +115,10 @@ def test_a_function_without_a_batch_fits_or_does_not(script: Path, capsys: pytes
         assert one["held_bytes"] > 8 << 20
 
 
-def test_a_gpu_has_its_own_regions_and_names_what_is_missing(
-    script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gpu_has_its_own_regions_and_names_what_is_missing(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For a device model regions are those of zico run there, and the terms that no trace has are named."""
-    assert main(["fit", f"{script}:build", "--batch", "8..64", "--budget", "8GiB", "--device-model", "T4", "--json"]) == 0
+    options = ("--batch", "8..64", "--budget", "8GiB", "--device-model", "T4", "--json")
+    assert main(["fit", f"{script}:build", *options]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["device"], found["region_bytes"]) == ("t4", 64 << 20)
     assert "workspaces" in found["note"]

@@ -94,7 +94,7 @@ def test_what_is_no_range_is_named(text: str) -> None:
 
 
 def test_live_bytes_are_the_traces_and_regions_hold_them() -> None:
-    """Tensors of 64 KiB count, smaller ones do not; regions hold at least the live bytes, and at most a quarter more."""
+    """Tensors of 64 KiB count, smaller ones do not; regions hold them, and at most a quarter more."""
     trace = train(6)
     held = held_by(trace, MIB)
     sizes = np.zeros(int(trace.events["tensor"].max()) + 1, np.int64)
@@ -127,14 +127,14 @@ def test_marks_say_where_iterations_end() -> None:
 
 
 def test_no_page_is_made_for_what_is_larger_than_the_machine() -> None:
-    """A job of two TiB is forecast."""
+    """A job of a TiB is forecast."""
     loop = Loop()
-    kept = loop.allocate(1 << 40)
+    kept = loop.allocate(1 << 39)
     for number in range(4):
         loop.event(Kind.BEGIN, number)
-        loop.free(loop.allocate(1 << 40))
+        loop.free(loop.allocate(1 << 39))
     loop.free(kept)
-    assert held_by(loop.trace(), 256 * MIB).held_bytes == 2 << 40
+    assert held_by(loop.trace(), 256 * MIB).held_bytes == 1 << 40
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -153,9 +153,7 @@ def test_no_page_is_made_for_what_is_larger_than_the_machine() -> None:
         (["a.zst", "--batch", "4", "--budget", "1GiB"], "'a.zst' does not name a function: give SCRIPT:function"),
     ],
 )
-def test_bad_options_are_one_sentence(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_options_are_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """It names the value and the remedy, and the code is 2: 1 would say that it does not fit."""
     assert main(["fit", *arguments]) == 2
     error = capsys.readouterr().err
