@@ -189,8 +189,8 @@ def text_of(result: dict[str, Any]) -> str:
     groups = {"all": rows, "not compiled": [row for row in rows if row["how"] != "compile"]}
     groups |= {how: [row for row in rows if row["how"] == how] for how in ("checkpoint", "compile")}
     groups |= {kind: [row for row in rows if row["kind"] == kind and row["how"] != "compile"] for kind in kinds}
-    header = ("jobs", "count", "median", f"{GOAL_PERCENT} % within", f"within {GOAL_MOST:.0%}", "lowest", "highest")
-    header = (*header, *(f"no fit, +{margin:.0%}" for margin in MARGINS))
+    columns = ("jobs", "count", "median", f"{GOAL_PERCENT} % within", f"within {GOAL_MOST:.0%}", "lowest", "highest")
+    header = (*columns, *(f"no fit, +{margin:.0%}" for margin in MARGINS))
     parts = []
     for what, title in (("held_bytes", "Regions held"), ("live_bytes", "Bytes of live tensors")):
         lines = [_summary_line(name, found, what) for name, found in groups.items() if found]

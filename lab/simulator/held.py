@@ -177,8 +177,8 @@ def _heap(n_regions: int, region_bytes: int) -> Iterator[Heap]:
             PoolTable.create(budget_bytes=size_bytes, region_bytes=region_bytes, use_claims=False, self_admit=True)
         )
         job = pool.join(os.getpid(), "forecast")
-        copies = [os.dup(fd) for fd in (pool.memory_fd, pool.table_fd, pool.notify_fd)]
-        member = stack.enter_context(PoolTable.join_pool(*copies, job))
+        memory_fd, table_fd, notify_fd = map(os.dup, (pool.memory_fd, pool.table_fd, pool.notify_fd))
+        member = stack.enter_context(PoolTable.join_pool(memory_fd, table_fd, notify_fd, job))
         heap = stack.enter_context(contextlib.closing(Heap(member, np.zeros(1, HEAP), wait_limit_s=0.0)))
         heap.device[0]["madvise"] = ctypes.cast(_leave_pages, ctypes.c_void_p).value
         yield heap

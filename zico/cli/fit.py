@@ -26,6 +26,7 @@ from zico.scheduler.policies import POLICIES, policy_named
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from zico.scheduler.fit import JobFit
     from zico.scheduler.simulate import Load
@@ -122,7 +123,7 @@ def _is_function(given: str) -> bool:
     return script.endswith(".py") and function.isidentifier() and not Path(given).exists()
 
 
-def _fit_function(chosen: Collection[str], told: Mapping[str, Any]) -> int:
+def _fit_function(chosen: AbstractSet[str], told: Mapping[str, Any]) -> int:
     """Forecast what a job needs that has not run; returns the exit code."""
     wrong = sorted(chosen & _NOT_OF_A_FUNCTION)
     if wrong:
