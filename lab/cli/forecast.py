@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 SCHEMA = "zico.forecast.v1"
 _ITERATIONS = 2
-_PATIENCE = 2
+_PATIENCE = 3
 """After so many guesses by a line that did not halve the range, the next one does."""
 _RANGE = re.compile(r"([0-9]{1,12})(?:\.\.([0-9]{1,12}))?")
-_HOST_NOTE = "on the host, blocks that kernels allocate for themselves come on top where a trace has none of them"
+_HOST_NOTE = "not in it: what kernels allocate for themselves, but for oneDNN's copies of images and its workspaces"
 _CUDA_NOTE = "not in it: the process's context, workspaces of kernels, and what streams give back late"
 
 
@@ -157,7 +157,7 @@ def largest_that_fits(needs: Callable[[int], int], budget_bytes: int, least: int
     do not rise with the batch, the answer still fits and the next one does not.
 
     Args:
-        needs: Bytes by batch. Asked for about four batches if it is a line, for three times the
+        needs: Bytes by batch. Asked for about four batches if it is a line, for four times the
             logarithm of the range at most.
         budget_bytes: What must hold them.
         least: The smallest batch.
@@ -208,5 +208,5 @@ def _sentence(found: Forecast) -> str:
         return f"fits: it {holds}"
     if found.too_large is None:
         return f"fits: batch {found.fits.batch}, the largest of the range, {holds}"
-    more = f"batch {found.too_large.batch} would hold {format_bytes(found.too_large.held_bytes)}"
-    return f"fits: batch {found.fits.batch} {holds}, and {more}"
+    more = f"batch {found.too_large.batch} {format_bytes(found.too_large.held_bytes - found.budget_bytes)} too much"
+    return f"fits: batch {found.fits.batch} {holds}, {more}"

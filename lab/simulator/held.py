@@ -1,9 +1,8 @@
 """What a job holds that does what a trace says: its own heap, in a pool of addresses alone.
 
 Every allocation and free of the trace goes through the heap that jobs have. So the regions held
-are those of a job: before it knows its tensors, as it learns their classes, and by its plan, which is
-made where a job's thread would make it. Nobody touches what is allocated, so the pool may be larger
-than the machine.
+are those of a job: before it knows its tensors, as it learns their classes, and by its plan. Nobody
+touches what is allocated, so the pool may be larger than the machine.
 
 Known limitations:
     The heap is that of jobs on the host. For another device this leaves out what the device alone
