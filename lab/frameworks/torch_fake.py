@@ -401,8 +401,8 @@ def _allows_tf32(name: str) -> bool:
 # has its channels last. Groups of channels that fill no blocks are convolved without copies. Where a
 # result is larger than what it is made of, by a stride, the way back takes one copy more.
 #
-# Its recurrent layers copy weights and gates, and keep a workspace between the passes, whose size only the library knows. It is
-# asked for sequences of one and of three steps, since the size grows evenly with their length.
+# Its recurrent layers copy weights and gates, and keep a workspace between the passes. Its size only
+# the library knows. It is asked for sequences of one and of three steps, since the size grows evenly.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -419,8 +419,9 @@ class _Copied:
 
 def _copied(func: Any, args: Any, result: Any) -> list[_Copied]:
     """Return for each tensor that oneDNN makes by copies how it is made."""
-    if func in (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten.mkldnn_rnn_layer_backward.default):
-        return [_recurrent(args, result[0], func is torch.ops.aten.mkldnn_rnn_layer_backward.default)]
+    is_recurrent_backward = func is torch.ops.aten.mkldnn_rnn_layer_backward.default
+    if is_recurrent_backward or func is torch.ops.aten.mkldnn_rnn_layer.default:
+        return [_recurrent(args, result[0], with_gradients=is_recurrent_backward)]
     if func is torch.ops.aten.convolution.default:
         image, weight, stride, transposed, groups = args[0], args[1], args[3], args[6], args[8]
         if not _is_blocked(image, weight, groups):
@@ -441,12 +442,12 @@ def _copied(func: Any, args: Any, result: Any) -> list[_Copied]:
     return [one for one in found if one.tensor is not None]
 
 
-def _recurrent(args: Any, made: Any, is_backward: bool) -> _Copied:  # noqa: FBT001 - of two operations
-    """Return what a recurrent layer works on: the gates of all steps, and its weights; and in the backward pass their gradients."""
+def _recurrent(args: Any, made: Any, *, with_gradients: bool) -> _Copied:
+    """Return what a recurrent layer works on: the gates of all steps, its weights, and perhaps their gradients."""
     sequence, weights = args[0], args[1:3]
     gates_bytes = sequence.shape[0] * sequence.shape[1] * weights[0].shape[0] * sequence.itemsize
     copies = [weight.numel() * weight.itemsize for weight in weights]
-    return _Copied((gates_bytes, *copies, *(copies if is_backward else ())), 1, made, is_strided=False)
+    return _Copied((gates_bytes, *copies, *(copies if with_gradients else ())), 1, made, is_strided=False)
 
 
 def _is_blocked(image: Any, weight: Any, groups: int) -> bool:

@@ -75,7 +75,9 @@ def test_the_largest_batch_is_held_and_the_next_is_not(
     assert [one["batch"] for one in found["tried"]] == sorted(one["batch"] for one in found["tried"])
     for one in (fits, too_large):
         commands = {"job": [script, one["batch"]]}
-        report, _ = zico_run(tmp_path, "--budget", "1GiB", "--save", "none", commands=commands)
+        directory = tmp_path / str(one["batch"])
+        directory.mkdir()
+        report, _ = zico_run(directory, "--budget", "1GiB", "--save", "none", commands=commands)
         (job,) = report["jobs"]
         assert job["peak_tensor_bytes"] == pytest.approx(one["live_bytes"], rel=1e-3)
         assert job["peak_bytes"] == pytest.approx(one["held_bytes"], abs=2 << 20)
@@ -128,7 +130,7 @@ def test_a_gpu_has_its_own_regions_and_names_what_is_missing(script: Path, capsy
     ("function", "says"),
     [
         ("fixed", "'fixed' of {} cannot be called with batch=8: give it these parameters, and defaults for others ("),
-        ("fails", "{}:20: ValueError: no such batch: at batch 16 the script fails: check that it trains for real"),
+        ("fails", "{}:21: ValueError: no such batch: at batch 16 the script fails: check that it trains for real"),
         ("missing", "{} has no function 'missing': define one that returns a training step"),
     ],
 )
