@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from zico.lab.simulator.roofline import DeviceModel
 
 SCHEMA = "zico.forecast.v1"
+MARGIN = 0.05
+"""A job may hold so much more than its forecast, of which kernels' own memory is the largest part."""
+MARGIN_REGIONS = 2
+"""Or so many regions: where tensors lie differs by when a plan is ready (benchmarks/results/forecast.md)."""
 _ITERATIONS = 2
 _PATIENCE = 3
 """After so many guesses by a line that did not halve the range, the next one does."""
@@ -47,6 +51,8 @@ class Need:
     """The most regions that it holds, its first iterations included."""
     live_bytes: int
     """The most bytes of tensors in them."""
+    needed_bytes: int
+    """The regions with the margin: a budget of so much is enough."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +96,7 @@ def run_forecast(
         if sys.stderr.isatty():
             click.echo(f"zico: tracing {target}" + (f" at batch {batch}" if batch is not None else ""), err=True)
         tried[batch] = need(target, batch, model, region_bytes)
-        return tried[batch].held_bytes
+        return tried[batch].needed_bytes
 
     best: int | None = None
     following: int | None = None
@@ -126,7 +132,14 @@ def need(target: str, batch: int | None, model: DeviceModel, region_bytes: int) 
     remedy = f"{at}check that it trains for real"
     trace = fake(target, model, arguments, remedy, iterations=_ITERATIONS, marks=marks, copies=True)
     held = held_by(trace, region_bytes, marks)
-    return Need(batch, held.held_bytes + _small_bytes(held, model, region_bytes), held.live_bytes)
+    held_bytes = held.held_bytes + _small_bytes(held, model, region_bytes)
+    return Need(batch, held_bytes, held.live_bytes, with_margin(held_bytes, region_bytes))
+
+
+def with_margin(held_bytes: int, region_bytes: int) -> int:
+    """Return the budget that is enough for a job whose forecast is so many bytes of regions."""
+    share = -(-round(held_bytes * MARGIN) // region_bytes) * region_bytes
+    return held_bytes + max(share, MARGIN_REGIONS * region_bytes)
 
 
 def _small_bytes(held: Held, model: DeviceModel, region_bytes: int) -> int:
@@ -186,13 +199,13 @@ def largest_that_fits(needs: Callable[[int], int], budget_bytes: int, least: int
 
 def _show(found: Forecast) -> None:
     console = TextConsole()
-    table = console.table((), ("batch", "holds", "of it tensors", "in the budget"))
+    table = console.table((), ("batch", "tensors", "regions", "with the margin", "in the budget"))
     for one in found.tried:
-        fits = "fits" if one.held_bytes <= found.budget_bytes else "too large"
-        batch = "-" if one.batch is None else str(one.batch)
-        table.add_row(batch, format_bytes(one.held_bytes), format_bytes(one.live_bytes), fits)
+        fits = "fits" if one.needed_bytes <= found.budget_bytes else "too large"
+        sizes = map(format_bytes, (one.live_bytes, one.held_bytes, one.needed_bytes))
+        table.add_row("-" if one.batch is None else str(one.batch), *sizes, fits)
     console.print(table)
-    console.say(f"{found.note}")
+    console.say(found.note)
     console.say(f"{_sentence(found)}; known after {found.seconds:.1f} s")
 
 
@@ -201,12 +214,12 @@ def _sentence(found: Forecast) -> str:
     if found.fits is None:
         least = found.too_large
         what = "it" if least is None or least.batch is None else f"batch {least.batch}"
-        holds = "" if least is None else f" holds {format_bytes(least.held_bytes)}"
-        return f"does not fit: {what}{holds}, and the budget is {budget}"
-    holds = f"holds {format_bytes(found.fits.held_bytes)} of {budget}"
+        needs = "" if least is None else f" needs {format_bytes(least.needed_bytes)}"
+        return f"does not fit: {what}{needs}, and the budget is {budget}"
+    needs = f"needs {format_bytes(found.fits.needed_bytes)} of {budget}"
     if found.fits.batch is None:
-        return f"fits: it {holds}"
+        return f"fits: it {needs}"
     if found.too_large is None:
-        return f"fits: batch {found.fits.batch}, the largest of the range, {holds}"
-    more = f"batch {found.too_large.batch} {format_bytes(found.too_large.held_bytes - found.budget_bytes)} too much"
-    return f"fits: batch {found.fits.batch} {holds}, {more}"
+        return f"fits: batch {found.fits.batch}, the largest of the range, {needs}"
+    more = format_bytes(found.too_large.needed_bytes - found.budget_bytes)
+    return f"fits: batch {found.fits.batch} {needs}, and batch {found.too_large.batch} {more} too much"

@@ -70,7 +70,7 @@ def test_the_largest_batch_is_held_and_the_next_is_not(
     fits, too_large = found["fits"], found["too_large"]
     assert (code, found["answer"], found["schema_version"]) == (0, "fits", "zico.forecast.v1")
     assert too_large["batch"] == fits["batch"] + 1
-    assert fits["held_bytes"] <= BUDGET < too_large["held_bytes"]
+    assert fits["needed_bytes"] <= BUDGET < too_large["needed_bytes"]
     assert found["seconds"] > 0
     assert [one["batch"] for one in found["tried"]] == sorted(one["batch"] for one in found["tried"])
     for one in (fits, too_large):
@@ -81,6 +81,7 @@ def test_the_largest_batch_is_held_and_the_next_is_not(
         (job,) = report["jobs"]
         assert job["peak_tensor_bytes"] == pytest.approx(one["live_bytes"], rel=1e-3)
         assert job["peak_bytes"] == pytest.approx(one["held_bytes"], abs=2 << 20)
+        assert job["peak_bytes"] <= one["needed_bytes"]
 
 
 def test_the_answer_is_said_with_the_next_batch_and_the_time(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +89,7 @@ def test_the_answer_is_said_with_the_next_batch_and_the_time(script: Path, capsy
     assert main(["fit", f"{script}:build", "--batch", "8..4096", "--budget", "64MiB", "--region", "1MiB"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("fits: batch ")
-    assert "of 64 MiB, batch " in last
+    assert "of 64 MiB, and batch " in last
     assert " too much; known after " in last
     assert last.endswith(" s")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zico.base.errors import ConfigError
 from zico.cli import main
-from zico.lab.cli.forecast import largest_that_fits, range_of
+from zico.lab.cli.forecast import largest_that_fits, range_of, with_margin
 from zico.lab.simulator.held import held_by
 from zico.trace.events import Kind
 
@@ -135,6 +135,12 @@ def test_no_page_is_made_for_what_is_larger_than_the_machine() -> None:
         loop.free(loop.allocate(1 << 39))
     loop.free(kept)
     assert held_by(loop.trace(), 256 * MIB).held_bytes == 1 << 40
+
+
+@pytest.mark.parametrize(("held", "needed"), [(1, 3), (20, 22), (40, 42), (41, 44), (100, 105), (1000, 1050)])
+def test_the_margin_is_two_regions_or_a_twentieth(held: int, needed: int) -> None:
+    """Whichever is more, in whole regions."""
+    assert with_margin(held * MIB, MIB) == needed * MIB
 
 
 # -- the command -----------------------------------------------------------------------------------
