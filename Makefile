@@ -318,7 +318,7 @@ bench-greedy: setup ## Compare policies with the best greedy one on random jobs 
 bench-cluster: setup ## Simulate clusters that share memory (ten minutes; TRACE=openb_pod_list_default.csv of alibaba/clusterdata)
 	$(BIN)/python benchmarks/cluster.py $(if $(TRACE),--trace $(TRACE)) $(INTO)
 
-bench-forecast: setup ## Compare forecasts of what jobs hold with the jobs (an hour; less with MODEL=NAME)
+bench-forecast: setup ## Compare forecasts of what jobs hold with the jobs (half an hour to an hour; less with MODEL=NAME)
 	$(BIN)/python benchmarks/forecast.py $(if $(MODEL),--model "$(MODEL)") $(INTO)
 
 SMOKE := torch_calls threads short_waits zoo regions following colocation idle_jobs remembered auto_turns agreement budget_change tiers gist swap swap_host paging page_host \
