@@ -86,14 +86,14 @@ def cases(names: Sequence[str], *, smoke: bool = False) -> list[Case]:
     found = [Case(name, batch, model.optimizer) for name, model in of.items() for batch in model.batches]
     if smoke:
         return found
-    with_blocks = [name for name, model in of.items() if small.checkpoints(model.make())]
-    for how, those in (("checkpoint", with_blocks), ("compile", [name for name in COMPILED if name in of])):
-        found += [Case(name, of[name].batches[1], of[name].optimizer, how) for name in those]
+    with_blocks = [name for name in names if small.checkpoints(of[name].make())]
+    found += [Case(name, of[name].batches[1], of[name].optimizer, "checkpoint") for name in with_blocks]
     mixed = [name for first in range(_STRIDE) for name in list(of)[first::_STRIDE]]
     for name in mixed:
         others = [one for one in small.OPTIMIZERS if one != of[name].optimizer]
         found += [Case(name, of[name].batches[1], one) for one in others]
-    return found
+    compiled = [name for name in COMPILED if name in of]
+    return found + [Case(name, of[name].batches[1], of[name].optimizer, "compile") for name in compiled]
 
 
 # -- what is measured ------------------------------------------------------------------------------
