@@ -218,7 +218,7 @@ bench-compare-pairs: setup ## Train pairs of jobs by OLD=COMMIT and by this chec
 
 # The longer benchmarks, and all of them: `make bench-all`.
 LONG := planners plan-time zoo regions following pairs pairs-saving idle remembered frozen threads short-waits agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
-	paging paging-rivals page-host page-host-rivals saving held marks greedy cluster
+	paging paging-rivals page-host page-host-rivals saving held marks greedy cluster forecast
 
 bench-all: bench $(LONG:%=bench-%) $(if $(KEEP),evaluation) ## Run every benchmark that needs no GPU (about eight hours)
 
@@ -321,8 +321,11 @@ bench-greedy: setup ## Compare policies with the best greedy one on random jobs 
 bench-cluster: setup ## Simulate clusters that share memory (ten minutes; TRACE=openb_pod_list_default.csv of alibaba/clusterdata)
 	$(BIN)/python benchmarks/cluster.py $(if $(TRACE),--trace $(TRACE)) $(INTO)
 
+bench-forecast: setup ## Compare forecasts of what jobs hold with the jobs (half an hour to an hour; less with MODEL=NAME)
+	$(BIN)/python benchmarks/forecast.py $(if $(MODEL),--model "$(MODEL)") $(INTO)
+
 SMOKE := torch_calls threads short_waits zoo regions following colocation idle_jobs remembered frozen auto_turns agreement budget_change tiers gist swap swap_host paging page_host \
-	saving save_planners save_nets job_planner rounding batch_factors marks evaluation cluster
+	saving save_planners save_nets job_planner rounding batch_factors marks evaluation cluster forecast
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(MICROBENCHMARK) benchmarks/micro -m "not long" --benchmark-disable

@@ -93,19 +93,18 @@ class FrozenSharing(Watcher):
         versions, wanted = {}, []
         for tensor in tensors:
             version = 0 if tensor.is_inference() else tensor._version
-            one = self._bytes_of(tensor)
-            if one is not None:
+            bytes_of = self._bytes_of(tensor)
+            if bytes_of is not None:
                 versions[id(tensor)] = version
-                wanted.append(one)
+                wanted.append(bytes_of)
         wanted.sort(key=lambda one: -one.size_bytes)
         n = size_bytes = 0
         with torch.inference_mode(mode=False), torch.no_grad():
             for bytes_, mapping in self._sharing.share(wanted):
-                tensor: torch.Tensor = bytes_.of
-                version = versions[id(tensor)]
-                if tensor._version == version and tensor.data_ptr():
-                    _move(tensor, mapping)
-                    self._shared[id(tensor)] = (weakref.ref(tensor), version, tensor.data_ptr())
+                one, version = bytes_.of, versions[id(bytes_.of)]
+                if one._version == version:
+                    _move(one, mapping)
+                    self._shared[id(one)] = (weakref.ref(one), version, one.data_ptr())
                     n += 1
                     size_bytes += bytes_.size_bytes
         if n:
@@ -159,8 +158,8 @@ class FrozenSharing(Watcher):
         return [one for one in found if id(one) in before and _is_as(one, *before[id(one)])]
 
 
-def _is_as(tensor: torch.Tensor, reference: weakref.ref[torch.Tensor], version: int) -> bool:
-    return reference() is tensor and tensor._version == version
+def _is_as(tensor: Any, reference: weakref.ref[torch.Tensor], version: int) -> bool:  # noqa: ANN401 - torch has no types
+    return reference() is tensor and bool(tensor._version == version)
 
 
 def _size_of(tensor: torch.Tensor) -> int:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import swap
 import zoo
-from held import again, events_of
 from marks import STREAM, heaps_in_pool
 
 from zico.base.units import GIB, KIB, MIB
@@ -19,6 +18,7 @@ from zico.heap.cuda import on_stream
 from zico.heap.plan_thread import Planning
 from zico.lab.saving.files import swap_iteration
 from zico.lab.saving.graphs import graph_of
+from zico.lab.simulator.held import again, parts_of
 from zico.planning.saving.planner import WORK, searched
 from zico.planning.saving.pruning import NEVER
 from zico.pool.regions import claim_of
@@ -34,8 +34,7 @@ from zico.trace.phases import MARKED
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from held import Event
-
+    from zico.lab.simulator.held import Event
     from zico.planning.saving.problem import SwapProblem
 
 Figures = dict[str, dict[str, float | None]]
@@ -122,7 +121,8 @@ def _disturbed(events: Iterable[Event], rng: random.Random) -> list[Event]:
 def _steps(name: str, way: str) -> Iterator[Step]:
     """Yield what a job does: its beginning, then steps that are alike, disturbed, or with evaluations between."""
     rng = random.Random(SEED)  # noqa: S311 - a benchmark's own luck
-    parts, last = events_of(zoo.zoo_trace(zoo.ZOO[name]))
+    parts = parts_of(zoo.zoo_trace(zoo.ZOO[name]))
+    last = parts[-1]
     for part in parts:
         yield Step(part, is_marked=True)
     for turn in range(18):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import common
-import numpy as np
 import zoo
 from marks import STREAM, heaps_in_pool
 
@@ -18,26 +17,19 @@ from zico.base.units import GIB, MIB, format_bytes
 from zico.heap import allocator
 from zico.heap.cuda import on_stream
 from zico.heap.plan_thread import Planning
+from zico.lab.simulator.held import REPEATED, again, parts_of
 from zico.trace.events import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from zico.heap.build import Heap
-    from zico.trace.events import Trace
 
 QUESTION = "What does a job on a GPU hold over its live tensors, from its first iteration on, by the size of regions?"
 REGIONS = (64 * MIB, 16 * MIB, 4 * MIB)
 BUDGET_BYTES = 72 * GIB
 WORKSPACE_BYTES = 32 * MIB
 """By so much a DCGAN had more alive on an H200 (benchmarks/results/gpu/gpu_pairs.json) than its trace has."""
-REPEATED = 9
-"""Times that the last iteration of a trace comes again: until a second plan is followed."""
 MODELS = ("DCGAN", "U-Net", "MobileNetV2", "ResNet-110")
 _WORKSPACE = ("workspace", 0)
-
-Event = tuple[int, Any, int]
-"""Kind, name of the tensor, bytes."""
 
 
 class Replay:
@@ -81,34 +73,12 @@ class Replay:
         self._planning.close()
 
 
-def events_of(trace: Trace) -> tuple[list[list[Event]], list[Event]]:
-    """Return the iterations of a trace, the first with all before it, and the last one so that it can be repeated."""
-    events = trace.events[np.isin(trace.events["kind"], (Kind.ALLOC, Kind.FREE, Kind.BEGIN))]
-    rows = [(int(one["kind"]), int(one["tensor"]), int(one["size_bytes"])) for one in events]
-    starts = [i for i, (kind, _, _) in enumerate(rows) if kind == Kind.BEGIN]
-    parts = [rows[start + 1 : end] for start, end in zip([-1, *starts], starts, strict=False)]
-    return parts, parts[-1]
-
-
-def again(events: list[Event], turn: int) -> Iterable[Event]:
-    """Yield an iteration with new tensors; what it frees of the one before is what that one has left."""
-    born = [tensor for kind, tensor, _ in events if kind == Kind.ALLOC]
-    freed = [tensor for kind, tensor, _ in events if kind == Kind.FREE]
-    left = sorted(set(born) - set(freed))
-    ended = dict(zip(sorted(set(freed) - set(born)), left, strict=True))
-    for kind, tensor, size_bytes in events:
-        if tensor not in ended:
-            yield kind, (turn, tensor), size_bytes
-        else:
-            yield kind, ended[tensor] if turn == 0 else (turn - 1, ended[tensor]), size_bytes
-
-
 def measure(model: zoo.Model, region_bytes: int) -> list[dict[str, Any]]:
     """Return what each iteration held."""
-    parts, last = events_of(zoo.zoo_trace(model))
+    parts = parts_of(zoo.zoo_trace(model))
     with heaps_in_pool(BUDGET_BYTES // region_bytes, None, beside=False, region_bytes=region_bytes) as (heap,):
         replay = Replay(heap)
-        for number, part in enumerate([*parts, *(again(last, turn) for turn in range(REPEATED))]):
+        for number, part in enumerate([*parts, *(again(parts[-1], turn) for turn in range(REPEATED))]):
             if number == 1:
                 replay.do(Kind.ALLOC, _WORKSPACE, WORKSPACE_BYTES)
             for event in part:

@@ -21,8 +21,10 @@ loaded.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from pathlib import Path
@@ -39,7 +41,7 @@ from zico.trace.events import Kind
 from zico.trace.files import write_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import ModuleType
 
     from zico.lab.simulator.roofline import DeviceModel
@@ -68,19 +70,36 @@ def run_fake(target: str, output: Path, device: str) -> int:
     return 0
 
 
-def fake(target: str, model: DeviceModel) -> Trace:
+REMEDY = "check that it trains without --fake, or record it with -- CMD"
+
+
+def fake(
+    target: str,
+    model: DeviceModel,
+    arguments: Mapping[str, int] | None = None,
+    remedy: str = REMEDY,
+    **how: Any,  # noqa: ANN401 - of fake_trace
+) -> Trace:
     """Return the trace of ``SCRIPT:function``.
 
+    Args:
+        target: The script and its function.
+        model: The device.
+        arguments: What the function is called with.
+        remedy: What the message says of a script that fails.
+        how: Further arguments of ``fake_trace``.
+
     Raises:
-        ConfigError, TraceError: As ``run_fake``.
+        ConfigError, TraceError: As ``run_fake``; the function does not take these arguments.
     """
     path, function = named(target)
     try:
         from_torch = importlib.import_module("zico.lab.frameworks.torch_fake")
     except ImportError as error:
         raise ConfigError(f"--fake needs PyTorch ({error}): pip install 'zico-memory[torch]'") from error
-    with told_of(path, "check that it trains without --fake, or record it with -- CMD"):
-        trace: Trace = from_torch.fake_trace(lambda: _build(path, function), model, job=f"{path.name}:{function}")
+    job = f"{path.name}:{function}"
+    with told_of(path, remedy):
+        trace: Trace = from_torch.fake_trace(lambda: _build(path, function, arguments or {}), model, job=job, **how)
     allocates = trace.events["kind"] == Kind.ALLOC
     if not allocates[np.argmax(trace.events["kind"] == Kind.BEGIN) :].any():
         what = f"the step of {function!r} allocates nothing: return the function that trains"
@@ -125,14 +144,25 @@ def _line(error: BaseException, path: Path) -> int:
     return next((f.lineno or 0 for f in reversed(frames) if Path(f.filename).resolve() == path.resolve()), 0)
 
 
-def _build(path: Path, function: str) -> Callable[[], object]:
+def _build(path: Path, function: str, arguments: Mapping[str, int]) -> Callable[[], object]:
     build = defined(path, function, "a training step")
+    if arguments:
+        try:
+            inspect.signature(build).bind(**arguments)
+        except TypeError as error:
+            raise ConfigError(f"{function!r} of {path} {_given(arguments)} ({error})") from None
+        build = functools.partial(build, **arguments)
     step = build()
     if step is None:
         return build
     if not callable(step):
         raise ConfigError(f"{function!r} of {path} returned {step!r:.60}: return a function that trains a step")
     return step
+
+
+def _given(arguments: Mapping[str, int]) -> str:
+    named = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    return f"cannot be called with {named}: give it these parameters, and defaults for others"
 
 
 def defined(path: Path, function: str, returned: str) -> Callable[[], Any]:

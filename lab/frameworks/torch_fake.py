@@ -32,6 +32,7 @@ Known limitations
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import importlib
@@ -47,6 +48,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    unset_fake_temporarily,
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
@@ -162,7 +164,13 @@ _NOTE = "workspaces inside kernels are not modelled; times are a roofline's lowe
 
 
 def fake_trace(
-    build: Callable[[], Callable[[], object]], device: DeviceModel, iterations: int = 3, job: str = ""
+    build: Callable[[], Callable[[], object]],
+    device: DeviceModel,
+    iterations: int = 3,
+    job: str = "",
+    *,
+    marks: list[int] | None = None,
+    copies: bool = False,
 ) -> Trace:
     """Follow a training step on a device that need not be there.
 
@@ -175,18 +183,25 @@ def fake_trace(
         device: Whose times the trace has.
         iterations: How many BEGIN marks it has.
         job: What ``Origin.job`` says.
+        marks: Gets the events before which a job marks an iteration's end: where its first
+            optimizer has made a step.
+        copies: Whether the trace has what oneDNN allocates on the host: copies of convolutions, workspaces of LSTM.
     """
     recorder = _Recorder()
     parameters: dict[int, int] = {}
+    first: list[int] = []
 
     def count(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         for group in optimizer.param_groups:
             parameters.update((id(p), p.numel()) for p in group["params"] if p.requires_grad)
+        if marks is not None and id(optimizer) == (first or [id(optimizer)])[0]:
+            first[:] = [id(optimizer)]
+            marks.append(len(recorder.events))
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_collected_by_hand())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(_Dispatch(recorder, device))
+        stack.enter_context(_Dispatch(recorder, device, copies=copies and not device.is_cuda))
         for pretence in pretences(device):
             stack.enter_context(pretence)
         step = build()
@@ -237,6 +252,23 @@ class _Recorder:
             self._add(Kind.OP, NO_NAME, duration_ns, index)
             self._t_ns += duration_ns
 
+    def copied(self, name: str, how: _Copied) -> None:
+        """Note that a kernel makes a tensor by copies, which come and go within it."""
+        index = self.names.setdefault(name, len(self.names))
+        operands = [self._begin(size_bytes, index) for size_bytes in how.operands]
+        own = self._begin(how.made_bytes, index)
+        for number in operands:
+            self._add(Kind.FREE, number)
+        self._number(how.tensor.untyped_storage(), index)
+        if how.is_strided:
+            self._add(Kind.FREE, self._begin(how.made_bytes, index))
+        self._add(Kind.FREE, own)
+
+    def _begin(self, size_bytes: int, index: int) -> int:
+        number, self._n_tensors = self._n_tensors, self._n_tensors + 1
+        self._add(Kind.ALLOC, number, size_bytes, index)
+        return number
+
     def gradients_sum(self, total: int, operand: int) -> None:
         """Note that the last operation was autograd's sum of gradients: in place, if its first operand dies now."""
         self._sum = (total, operand)
@@ -247,9 +279,8 @@ class _Recorder:
         if size_bytes != known_bytes:
             if known_bytes:  # resized: PyTorch allocates anew and copies
                 self._add(Kind.FREE, number)
-            number, self._n_tensors = self._n_tensors, self._n_tensors + 1
+            number = self._begin(size_bytes, name)
             self._tensors[key] = (number, size_bytes, weakref.ref(storage, functools.partial(self._freed, key)))
-            self._add(Kind.ALLOC, number, size_bytes, name)
         return number
 
     def _freed(self, key: int, _reference: object) -> None:
@@ -275,10 +306,11 @@ class _Recorder:
 class _Dispatch(TorchDispatchMode):
     """Tells the recorder of every operation: what it reads and writes, and how long the device takes for it."""
 
-    def __init__(self, recorder: _Recorder, device: DeviceModel) -> None:
+    def __init__(self, recorder: _Recorder, device: DeviceModel, *, copies: bool) -> None:
         super().__init__()
         self._recorder = recorder
         self._device = device
+        self._copies = copies
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -291,6 +323,8 @@ class _Dispatch(TorchDispatchMode):
             return False if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
         except DynamicOutputShapeException:
             raise RuntimeError(f"the shape of what {func} returns depends on values, and here are none") from None
+        if self._copies and func is torch.ops.aten.mkldnn_rnn_layer.default:
+            result = _with_workspace(args, result)
         self._note(func, args, kwargs, result)
         return result
 
@@ -314,6 +348,8 @@ class _Dispatch(TorchDispatchMode):
             duration_ns = self._device.duration_ns(
                 _flops(func, args, kwargs, result), moved_bytes, writes[0].dtype.itemsize, tf32=_allows_tf32(name)
             )
+        for one in _copied(func, args, result) if self._copies else ():
+            self._recorder.copied(name, one)
         self._recorder.operation(name, _storages(reads), _storages(writes), duration_ns)
         in_backward = torch._C._current_graph_task_id() != -1
         if made and func is torch.ops.aten.add.Tensor and in_backward and not args[0]._is_view():
@@ -356,6 +392,109 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
 def _allows_tf32(name: str) -> bool:
     backend = torch.backends.cudnn if name.startswith("convolution") else torch.backends.cuda.matmul
     return bool(backend.allow_tf32)
+
+
+# -- what oneDNN allocates on the host -------------------------------------------------------------
+#
+# It convolves images whose channels lie in blocks of as many as a register has numbers. So what comes
+# in and out is copied, and so are weights. Few channels of an image stay as they are, and so does what
+# has its channels last. Groups of channels that fill no blocks are convolved without copies. Where a
+# result is larger than what it is made of, by a stride, the way back takes one copy more.
+#
+# Its recurrent layers copy weights and gates, and keep a workspace between the passes. Its size only
+# the library knows. It is asked for sequences of one and of three steps, since the size grows evenly.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Copied:
+    """How a kernel makes a tensor."""
+
+    operands: tuple[int, ...]
+    """Bytes of their copies."""
+    made_bytes: int
+    """Of the copy that it makes first."""
+    tensor: Any
+    is_strided: bool
+
+
+def _copied(func: Any, args: Any, result: Any) -> list[_Copied]:
+    """Return for each tensor that oneDNN makes by copies how it is made."""
+    is_recurrent_backward = func is torch.ops.aten.mkldnn_rnn_layer_backward.default
+    if is_recurrent_backward or func is torch.ops.aten.mkldnn_rnn_layer.default:
+        return [_recurrent(args, result[0], with_gradients=is_recurrent_backward)]
+    if func is torch.ops.aten.convolution.default:
+        image, weight, stride, transposed, groups = args[0], args[1], args[3], args[6], args[8]
+        if not _is_blocked(image, weight, groups):
+            return []
+        operands = (_image_bytes(image, weight), _weight_bytes(weight))
+        is_strided = transposed and max(stride) > 1
+        return [_Copied(operands, _image_bytes(result, weight, made=True), result, is_strided)]
+    if func is not torch.ops.aten.convolution_backward.default or not _is_blocked(args[1], args[2], args[9]):
+        return []
+    above, image, weight = args[0], args[1], args[2]
+    is_strided = max(args[4]) > 1 and not args[7]
+    gradient, weights = _image_bytes(above, weight), _weight_bytes(weight)
+    made = _image_bytes(image, weight, made=True)
+    found = (
+        _Copied((gradient, weights), made, result[0], is_strided),
+        _Copied((_image_bytes(image, weight), gradient), weights, result[1], is_strided=False),
+    )
+    return [one for one in found if one.tensor is not None]
+
+
+def _recurrent(args: Any, made: Any, *, with_gradients: bool) -> _Copied:
+    """Return what a recurrent layer works on: the gates of all steps, its weights, and perhaps their gradients."""
+    sequence, weights = args[0], args[1:3]
+    gates_bytes = sequence.shape[0] * sequence.shape[1] * weights[0].shape[0] * sequence.itemsize
+    copies = [weight.numel() * weight.itemsize for weight in weights]
+    return _Copied((gates_bytes, *copies, *(copies if with_gradients else ())), 1, made, is_strided=False)
+
+
+def _is_blocked(image: Any, weight: Any, groups: int) -> bool:
+    per_group = (weight.shape[0] // groups, weight.shape[1])
+    fills = groups == 1 or per_group[1] == 1 or not any(width % _lanes() for width in per_group)
+    return bool(fills and image.dtype == torch.float32 and len(image) > 1 and image.is_contiguous())
+
+
+def _image_bytes(image: Any, weight: Any, *, made: bool = False) -> int:
+    width = image.shape[1]
+    stays = width < _lanes() and max(weight.shape[2:]) > 1
+    if stays:
+        return image.numel() * image.itemsize if made else 1
+    return image.numel() // width * _blocked(width) * image.itemsize
+
+
+def _weight_bytes(weight: Any) -> int:
+    outputs, inputs = weight.shape[:2]
+    return weight.numel() // (outputs * inputs) * _blocked(outputs) * _blocked(inputs) * weight.itemsize
+
+
+def _blocked(width: int) -> int:
+    return width if width == 1 else -(-width // _lanes()) * _lanes()
+
+
+@functools.cache
+def _lanes() -> int:
+    return 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 8
+
+
+def _with_workspace(args: Any, result: Any) -> Any:
+    """Return the result of a recurrent layer with a workspace of its size; the fake one's is empty."""
+    sequence, weights, rest = args[0], args[1:5], args[7:]
+    steps = sequence.shape[0]
+    shapes = (tuple(sequence.shape[1:]), *(tuple(one.shape) for one in weights), tuple(args[5].shape))
+    one, three = (_workspace_bytes(shapes, length, (rest[0], tuple(rest[1]), *rest[2:])) for length in (1, 3))
+    return (*result[:3], sequence.new_empty(one + (three - one) // 2 * (steps - 1), dtype=torch.uint8))
+
+
+@functools.cache
+def _workspace_bytes(shapes: tuple[tuple[int, ...], ...], length: int, rest: tuple[Any, ...]) -> int:
+    """Return the workspace of a real layer of so many steps."""
+    sequence, *weights, state = shapes
+    with unset_fake_temporarily(), torch._C._DisableTorchDispatch(), torch.enable_grad():
+        made = [torch.zeros(shape) for shape in ((length, *sequence), *weights, state, state)]
+        workspace = torch.ops.aten.mkldnn_rnn_layer(*made, *rest)[3]
+    return workspace.numel() * workspace.itemsize
 
 
 @contextlib.contextmanager

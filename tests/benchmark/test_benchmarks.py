@@ -76,6 +76,7 @@ def test_microbenchmarks_reach_their_end(module: str) -> None:
         ("zoo.py", "6,342,272"),
         ("marks.py", "beside another: H100, bfloat16"),
         ("held.py", "DCGAN"),
+        ("forecast.py", "perceptron"),
         ("following.py", "planned allocation"),
         ("tiers.py", "file, page cache"),
         ("gist.py", "MaxPool2DWithIndices.self, Relu.result"),

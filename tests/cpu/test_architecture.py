@@ -58,7 +58,7 @@ ALLOWED = {
     "launch": {"report", "broker", "job.session", "trace"},
     "cli": {"launch", "report", "broker", "scheduler", "job.session", "trace", "planning", ""},
     # The laboratory sits on top of everything; nothing imports it.
-    "lab": {"cli", "job", "paging", "planning", "pool", "report", "scheduler", "trace"},
+    "lab": {"cli", "heap", "job", "paging", "planning", "pool", "report", "scheduler", "trace"},
 }
 RUNTIME = ("zico", "adapters", "kernels")
 MAX_FUNCTION_LINES = 60

@@ -150,6 +150,58 @@ def test_the_peak_of_any_chain_of_layers_is_that_of_a_real_run(data: st.DataObje
     assert fake_peak_bytes(fake_trace(build, HOST)) == pytest.approx(real, rel=1e-3)
 
 
+def convolving() -> Step:
+    """Build convolutions with strides, in groups, of images of few channels, and back to larger images."""
+    layers = (
+        *(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, 1, 1, groups=32), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(), nn.Conv2d(64, 64, 1), nn.ReLU()),
+        *(nn.ConvTranspose2d(64, 16, 2, 2), nn.ReLU(), nn.Conv2d(16, 2, 1)),
+    )
+    return training(nn.Sequential(*layers), 16, 3, 48, 48)
+
+
+class LastOutput(nn.LSTM):
+    """Recurrent layers that return what the last one puts out."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply them."""
+        outputs, _ = super().forward(x)
+        return outputs
+
+
+def recurring() -> Step:
+    """Build two recurrent layers."""
+    return training(LastOutput(128, 192, 2), 20, 32, 128)
+
+
+@pytest.mark.parametrize(("build", "within"), [(convolving, 0.01), (recurring, 0.05)])
+def test_what_onednn_allocates_is_in_a_trace_that_asks_for_it(build: Callable[[], Step], within: float) -> None:
+    """With copies the peak is nearly that of all that a real run allocates; without, it is at least 10 % lower."""
+    _, everything = real_peak_bytes(build)
+    assert fake_peak_bytes(fake_trace(build, HOST, copies=True)) == pytest.approx(everything, rel=within)
+    assert fake_peak_bytes(fake_trace(build, HOST)) < 0.9 * everything
+
+
+def test_a_gpu_has_no_copies_of_onednns() -> None:
+    """A trace for a CUDA device is the same, asked for copies or not."""
+    asked, plain = (fake_trace(convolving, GPU, copies=copies) for copies in (True, False))
+    assert np.array_equal(asked.events, plain.events)
+
+
+def test_marks_are_where_the_first_optimizer_steps() -> None:
+    """Each step of it is one mark, and the events before the last one end with that step's operations."""
+
+    def build() -> Step:
+        first, second = (training(nn.Linear(300, 300), 8, 300) for _ in range(2))
+        return lambda: (first(), second())
+
+    marks: list[int] = []
+    trace = fake_trace(build, HOST, 3, marks=marks)
+    begins = np.flatnonzero(trace.events["kind"] == Kind.BEGIN).tolist()
+    assert len(marks) == 4
+    assert all(mark < begin < later for mark, begin, later in zip(marks, begins, marks[1:], strict=False))
+
+
 # -- what a trace consists of ----------------------------------------------------------------------
 
 

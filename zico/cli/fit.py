@@ -1,6 +1,7 @@
 """``zico fit``: will these jobs fit into a budget together, and how much slower will each be?
 
-Of traces it is computed. With ``--measure`` commands are run (``zico.cli.measure``).
+Of traces it is computed. With ``--measure`` commands are run (``zico.cli.measure``). Of
+``SCRIPT:function`` it is traced without computing, for the largest batch (``zico.lab.cli.forecast``).
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from zico.scheduler.policies import POLICIES, policy_named
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from zico.scheduler.fit import JobFit
     from zico.scheduler.simulate import Load
     from zico.trace.events import Trace
 
 SCHEMA = "zico.fit.v1"
+HOST_MODEL = "cpu-2core"
 _LARGEST = 1 << 60
 _LEAST_CUDA_REGION = 2 * MIB  # what CUDA maps at once
 FITS, DOES_NOT_FIT, FAILED = range(3)
@@ -51,7 +54,7 @@ class Report:
 
 
 @click.command()
-@click.argument("given", nargs=-1, required=True, metavar="FILE...")
+@click.argument("given", nargs=-1, required=True, metavar="FILE... | SCRIPT:function")
 @click.option("--budget", metavar="SIZE", help="Memory that all jobs share: 20GiB. Files need it.")
 @click.option("--region", metavar="SIZE", help="Unit of memory (default: that of zico run on the device).")
 @click.option(
@@ -67,6 +70,7 @@ class Report:
 )
 @click.option("--device-model", metavar="NAME", default="", help="The device; it says how fast memory moves.")
 @whole_option
+@click.option("--batch", "batches", metavar="A..B", help="Of SCRIPT:function: find the largest batch that fits.")
 @click.option("--measure", is_flag=True, help="Run commands instead: alone, then together, each for some seconds.")
 @click.option("--device", metavar="DEVICE", help="Where to measure: host, cuda or cuda:N.")
 @click.option("--mps", is_flag=True, help="Measure under MPS, too.")
@@ -82,25 +86,59 @@ def fit(ctx: click.Context, /, **_given: object) -> int:
     Each FILE is the trace of one job. Name a FILE twice for two such jobs. The exit code is 0 if
     they fit, perhaps with waiting or with less memory, 1 if they do not, and 2 after an error.
 
+    SCRIPT:function is a job that has not run yet, as for zico trace --fake. With --batch 8..512 the
+    function takes a batch, and the answer is the largest one that fits. The exit code is 0 if one
+    does, 1 if not even the least does, and 2 after an error.
+
     With --measure each FILE is a command: zico fit --measure "python a.py" "python b.py". They are
     run for real and ended by SIGTERM. The exit code is 0 if together they do more in a time than one
     after the other, else 1, and 2 after an error.
     """
     told, chosen = ctx.params, {name for name in ctx.params if ctx.get_parameter_source(name) != _DEFAULT}
-    wrong = sorted(chosen & (_OF_FILES if told["measure"] else _OF_COMMANDS))
+    is_function = told["batches"] is not None or any(map(_is_function, told["given"]))
+    wrong = sorted(chosen & (_OF_FILES | {"batches"} if told["measure"] else _OF_COMMANDS))
     if wrong:
         about = "files: leave it out with --measure" if told["measure"] else "commands: add --measure"
-        raise ConfigError(f"--{wrong[0].replace('_', '-')} is about {about}")
+        raise ConfigError(f"{_option(wrong[0])} is about {about}")
     if told["measure"]:
         return _fit_commands(chosen, told)
     if told["budget"] is None:
         raise ConfigError("--budget: say how much memory the jobs share, as in --budget 20GiB")
+    if is_function:
+        return _fit_function(chosen, told)
     return _fit_files(tuple(map(Path, told["given"])), told)
 
 
 _DEFAULT = ParameterSource.DEFAULT
 _OF_FILES = {"save", "device_model", "whole"}
 _OF_COMMANDS = {"device", "mps", "share_frozen", "seconds", "deadline"}
+_NOT_OF_A_FUNCTION = {"policy", "save", "whole"}
+
+
+def _option(name: str) -> str:
+    return "--batch" if name == "batches" else f"--{name.replace('_', '-')}"
+
+
+def _is_function(given: str) -> bool:
+    script, _, function = given.rpartition(":")
+    return script.endswith(".py") and function.isidentifier() and not Path(given).exists()
+
+
+def _fit_function(chosen: AbstractSet[str], told: Mapping[str, Any]) -> int:
+    """Forecast what a job needs that has not run; returns the exit code."""
+    wrong = sorted(chosen & _NOT_OF_A_FUNCTION)
+    if wrong:
+        raise ConfigError(f"{_option(wrong[0])} is about traces: leave it out for SCRIPT:function")
+    if len(told["given"]) != 1:
+        given = " ".join(told["given"])
+        raise ConfigError(f"{given!r}: give one SCRIPT:function, or a trace of each by zico trace --fake")
+    asked = "zico fit SCRIPT:function"
+    run_forecast = laboratory.part("cli.forecast", "run_forecast", asked)
+    model = laboratory.part("simulator.roofline", "device_model", asked)(told["device_model"] or HOST_MODEL)
+    budget_bytes = _size("--budget", told["budget"])
+    region_bytes = _region(told["region"], budget_bytes, [model.name])
+    fits = run_forecast(told["given"][0], told["batches"], model, budget_bytes, region_bytes, told["json_path"])
+    return FITS if fits else DOES_NOT_FIT
 
 
 def _fit_commands(chosen: Collection[str], told: Mapping[str, Any]) -> int:
