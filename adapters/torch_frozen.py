@@ -159,7 +159,7 @@ class FrozenSharing(Watcher):
 
 
 def _is_as(tensor: Any, reference: weakref.ref[torch.Tensor], version: int) -> bool:  # noqa: ANN401 - torch has no types
-    return reference() is tensor and bool(tensor._version == version)
+    return bool(tensor._version == version) and reference() is tensor
 
 
 def _size_of(tensor: torch.Tensor) -> int:
