@@ -21,6 +21,8 @@ Known limitations
       alias keeps a written parameter where it is, its pages are not counted.
     * A region goes back when all of it is free. Where frozen parameters lie between others that
       stay, sharing gains that much less.
+    * A write by another thread at the moment of the move may be lost. Such a thread writes what this one
+      is about to compute with, or wrote nothing since the last end of an iteration.
     * A module that first computes inside ``torch.compile`` shares at the end of an iteration.
 """
 
