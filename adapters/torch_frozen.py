@@ -4,9 +4,9 @@ Theory of operation
     A parameter is frozen that requires no gradient. Before the first module computes, its frozen
     parameters in the pool's memory are offered to ``zico.job.frozen``. So are, at the end of each of
     the first iterations, all of the process that have not been written since the end before. Those
-    that are mapped now get their memory there (``Tensor.data``), and what they had is freed. At the
-    end of an iteration those are looked at that have been written since, or require a gradient now:
-    they get memory of their own again, which is the pool's and counts.
+    that are mapped now get their memory there (``Tensor.data``), and what they had is freed. The end
+    of an iteration shows which of them were written since, or require a gradient now. They get memory
+    of their own again, which is the pool's and counts.
 
 Guarantees (numbers as in docs/design/invariants.md)
     6. Parameters keep their bits, shapes, strides, versions and identity.
