@@ -21,8 +21,8 @@ Known limitations
       alias keeps a written parameter where it is, its pages are not counted.
     * A region goes back when all of it is free. Where frozen parameters lie between others that
       stay, sharing gains that much less.
-    * A write by another thread at the moment of the move may be lost. Such a thread writes what this one
-      is about to compute with, or wrote nothing since the last end of an iteration.
+    * A write by another thread at the moment of the move may be lost. Such a thread writes what this
+      one is about to compute with, or what nobody has written since the last end of an iteration.
     * A module that first computes inside ``torch.compile`` shares at the end of an iteration.
 """
 
@@ -38,8 +38,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from zico.adapters.torch_saving import PLAIN, has_memory_alone, is_dense, is_transformed, storage_of
 
 from zico.base.saying import inform
+from zico.base.units import format_bytes
 from zico.job.autoload import complain
-from zico.job.frozen import Bytes, Sharing, is_written, told
+from zico.job.frozen import Bytes, Sharing, is_written
 from zico.job.session import Watcher
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class FrozenSharing(Watcher):
                     n += 1
                     size_bytes += bytes_.size_bytes
         if n:
-            inform(told(n, size_bytes))
+            inform(f"{n} frozen tensors, {format_bytes(size_bytes)}, are held once for all jobs that have the same")
         return size_bytes
 
     def _bytes_of(self, tensor: torch.Tensor) -> Bytes | None:
@@ -137,9 +138,7 @@ class FrozenSharing(Watcher):
             tensor = reference()
             if tensor is None or tensor.data_ptr() != address:
                 del self._shared[identity]
-            elif (
-                tensor._version != version or tensor.requires_grad or (looks and is_written(address, _size_of(tensor)))
-            ):
+            elif tensor._version != version or tensor.requires_grad or (looks and _is_written(tensor)):
                 del self._shared[identity]
                 self._changed[identity] = reference
                 self._take_back(tensor)
@@ -164,8 +163,9 @@ def _is_as(tensor: Any, reference: weakref.ref[torch.Tensor], version: int) -> b
     return bool(tensor._version == version) and reference() is tensor
 
 
-def _size_of(tensor: torch.Tensor) -> int:
-    return int(storage_of(tensor).nbytes())
+def _is_written(tensor: torch.Tensor) -> bool:
+    storage = storage_of(tensor)
+    return is_written(storage.data_ptr(), storage.nbytes())
 
 
 def frozen_parameters() -> list[torch.Tensor]:

@@ -17,9 +17,8 @@ try:
 except ImportError:
     import zico
 
-    if (
-        getattr(zico, "__file__", None) is None
-    ):  # Python took the folder for a package, and an editable install comes last
+    # Python takes a folder without __init__.py for a package before it asks an editable install.
+    if getattr(zico, "__file__", None) is None:
         hides = f"the folder {next(iter(zico.__path__))} hides Zico: change to a directory that has no folder zico"
         raise ImportError(hides) from None
     # The index has another distribution named zico, whose zico/__init__.py has no version.

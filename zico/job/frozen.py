@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from zico.base.errors import DriverError, ZicoError
-from zico.base.units import format_bytes
 from zico.broker.protocol import messages as m
 from zico.device.host import map_privately
 from zico.job.autoload import complain
@@ -217,8 +216,3 @@ def _fill(fd: int, bytes_: Bytes) -> None:
     done = 0
     while done < bytes_.size_bytes:
         done += os.pwrite(fd, view[done : done + _WRITTEN_BYTES], done)
-
-
-def told(n: int, size_bytes: int) -> str:
-    """Return what was shared, as a sentence."""
-    return f"{n} frozen tensors, {format_bytes(size_bytes)}, are held once for all jobs that have the same"
