@@ -247,10 +247,10 @@ def waiting_loops(path: Path) -> set[str]:
 
 
 def test_a_jobs_threads_wait_in_one_loop() -> None:
-    """Waits for memory and at boundaries are one loop; marks for others and a fork have their own."""
+    """Waits for memory and at boundaries are one loop; marks for others, a fork and a move off a GPU have their own."""
     loops = {one for path in source_files(("zico/pool", "zico/heap")) for one in waiting_loops(path)}
-    own = {"zico/heap/cuda/on_stream.py:progress_thread", "zico/heap/paged.py:hold"}
-    assert loops == {"zico/pool/waits.py:wait", *own}
+    own = {"cuda/on_stream.py:progress_thread", "cuda/moving_out.py:_hold_still", "paged.py:hold"}
+    assert loops == {"zico/pool/waits.py:wait", *(f"zico/heap/{one}" for one in own)}
 
 
 def test_only_one_module_makes_consoles() -> None:

@@ -12,10 +12,13 @@ from process.support.cuda_twin import Process, compile_once, environment
 from process.support.cuda_twin_broker import Broker
 from process.support.cuda_twin_trainers import MIB, N_REGIONS, REGION_BYTES, TRAINER, WITHOUT_KERNELS, becomes
 
+from zico.broker.protocol.messages import Change
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+PATIENCE_S = 30.0
 LOST_WITHIN_S = 10.0
 """Three looks and the wait for copies take 2.5 s."""
 ILLEGAL_ADDRESS = "700"
@@ -26,7 +29,8 @@ def broker() -> Iterator[Broker]:
     """Give a broker of 16 regions; every test leaves it without jobs."""
     compile_once()
     with tempfile.TemporaryDirectory(prefix="zt-") as directory:
-        environ = environment(Path(directory) / "site", total_bytes=256 * MIB, attributes=WITHOUT_KERNELS)
+        room = {"total_bytes": 256 * MIB, "host_bytes": 256 * MIB}
+        environ = environment(Path(directory) / "site", **room, attributes=WITHOUT_KERNELS)
         made = Broker(Path(directory), environ, "--budget-bytes", str(N_REGIONS * REGION_BYTES))
         with made.process, made.client:
             assert made.process.line() == "ready"
@@ -122,6 +126,43 @@ def test_a_stream_that_waits_for_a_lost_context_goes_on_though_its_job_makes_no_
         assert first.ask("lost") == ILLEGAL_ADDRESS
         assert second.ask("free") == "freed"
         assert first.ask("alloc 1 1") == "refused"
+
+
+def move_out(broker: Broker, job: Process) -> None:
+    """Pause job ``a`` and wait until all that it keeps is outside the budget."""
+    broker.client.change(Change(job="a", paused=True, move=True))
+    job.tell("step")
+    status = broker.status(lambda status: broker.has_moved(status, "a"), within_s=PATIENCE_S)
+    assert status.granted_bytes == 0
+
+
+def test_a_paused_job_gives_its_memory_back_and_finds_it_again(broker: Broker) -> None:
+    """Invariant 4: another job has all of the GPU's pool meanwhile; the bytes come back to their addresses."""
+    with trainer(broker, "a") as first, trainer(broker, "b") as second:
+        assert first.ask("alloc 12 7") == "allocated"
+        assert first.ask("step") == "stepped"
+        move_out(broker, first)
+        assert second.ask(f"alloc {N_REGIONS} 2") == "allocated"
+        becomes(second, "is_done", "True")
+        assert second.ask("look") == "2 2"
+        assert second.ask("free") == second.ask("step").replace("stepped", "freed")
+        broker.client.change(Change(job="a", paused=False))
+        assert first.line() == "stepped"
+        assert first.ask("look") == "7 7"
+        assert first.ask("status") == f"cuda:0 {12 * REGION_BYTES} {12 * REGION_BYTES}"
+
+
+def test_a_job_that_is_killed_while_its_memory_is_away_leaves_nothing(broker: Broker) -> None:
+    """Invariant 5: nothing of it counts any more, and the next job in its place has nothing away."""
+    with trainer(broker, "a") as job:
+        assert job.ask("alloc 12 7") == "allocated"
+        assert job.ask("step") == "stepped"
+        move_out(broker, job)
+        job.process.kill()
+    with trainer(broker, "a") as job:
+        assert job.ask(f"alloc {N_REGIONS} 1") == "allocated"
+        (report,) = broker.client.status().jobs
+        assert (report.held_bytes, report.away_bytes) == (N_REGIONS * REGION_BYTES, 0)
 
 
 def test_a_place_is_used_again_with_its_counters(broker: Broker) -> None:

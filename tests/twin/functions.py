@@ -36,6 +36,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuStreamIsCapturing": (_POINTER, _POINTER),
     "cuThreadExchangeStreamCaptureMode": (_POINTER,),
     "cuLaunchKernel": (_POINTER, *([_U32] * 7), _POINTER, _POINTER, _POINTER),
+    "cuMemcpyAsync": (_U64, _U64, _U64, _POINTER),
     "cuMemPrefetchAsync_v2": (_U64, _U64, _U64, _U32, _POINTER),
 }
 

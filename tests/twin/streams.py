@@ -248,6 +248,14 @@ class StreamFunctions(MemoryFunctions):
     @entry(context=True)
     def cuMemcpyDtoDAsync(self, dst: Value, src: Value, n: int, stream: Value) -> None:
         """Copy on the device."""
+        self._copy_on_device(dst, src, n, stream)
+
+    @entry(context=True)
+    def cuMemcpyAsync(self, dst: Value, src: Value, n: int, stream: Value) -> None:
+        """Copy between memory that the device reaches, wherever it lies."""
+        self._copy_on_device(dst, src, n, stream)
+
+    def _copy_on_device(self, dst: Value, src: Value, n: int, stream: Value) -> None:
         self._refuse_unknown(dst, n)
         self._refuse_unknown(src, n)
         self.stream(stream).put(Operation("copy", lambda: self.write(number(dst), self.read(number(src), n))))

@@ -18,6 +18,7 @@ from process.support.cuda_twin import Process, compile_once
 from process.support.cuda_twin_broker import Broker
 from support.harness import FRAMEWORK as SCRIPTS
 from zico.adapters import torch_cuda_memory, torch_pools
+from zico.broker.protocol.messages import Change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -204,6 +205,29 @@ def test_two_jobs_hand_their_memory_to_each_other(broker: Broker, note: dict[str
     assert [each["is_equal"] for each in found] == [True, True]
     assert sum(each["waited_s"] for each in found) > 0
     assert ended == [(0, "")] * 2
+    assert is_whole(broker)
+
+
+def test_a_paused_jobs_memory_leaves_the_gpu_and_comes_back(broker: Broker, note: dict[str, Any]) -> None:
+    """Every byte is at its address again, also in the memory of a CUDA graph, and another job had all of the budget."""
+    environ = {**broker.environ, "ZICO_SOCKET": str(broker.socket)}
+    with Process(JOB, "pool", "moves_out", **environ, ZICO_JOB="paused") as job:
+        assert job.line() == turns.READY
+        broker.client.change(Change(job="paused", paused=True, move=True))
+        job.tell("go")
+        status = broker.status(lambda status: broker.has_moved(status, "paused"), within_s=30)
+        moved_bytes = next(one.away_bytes for one in status.jobs if one.name == "paused")
+        other = run("pool", broker, "copies")
+        broker.client.change(Change(job="paused", paused=False))
+        note.setdefault("pool", {})["moves_out"] = found = json.loads(job.line())["moves_out"]
+        assert job.finish() == (0, "")
+    assert other["copies"]["is_equal"] == [True, True]
+    assert found == {
+        "is_equal": [True] * 5,
+        "is_where_it_was": True,
+        "evicted_bytes": moved_bytes,
+        **CLEAN,
+    }
     assert is_whole(broker)
 
 

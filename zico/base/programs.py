@@ -93,6 +93,7 @@ GROUPS = {
         "zico.job.device_timeline",
         "zico.heap.cuda.backing",
         "zico.heap.cuda.managed",
+        "zico.heap.cuda.moving_out",
         "zico.job.lookup",
     ),
 }

@@ -13,7 +13,7 @@ import msgspec
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes
 from zico.broker.shares import check
-from zico.pool.layout import Paused
+from zico.pool.layout import Paused, SaveMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ def refusal(wanted: Change, header: Any, jobs: Record, members: Sequence[Member]
         most_bytes = int(header["n_regions"]) * region_bytes
         refused = _refused_budget(wanted.budget_bytes, region_bytes, most_bytes, shared_bytes)
     refused = refused or _refused_for_job(wanted, region_bytes, jobs, members)
-    return refused or _refused_pause(wanted, members, jobs, moves=not header["on_timeline"])
+    return refused or _refused_pause(wanted, members, jobs, on_gpu=bool(header["on_timeline"]))
 
 
 def _refused_budget(budget_bytes: int, region_bytes: int, most_bytes: int, shared_bytes: int) -> str:
@@ -74,7 +74,7 @@ def _refused_for_job(wanted: Change, region_bytes: int, jobs: Record, members: S
     return ""
 
 
-def _refused_pause(wanted: Change, members: Sequence[Member], jobs: Record, *, moves: bool) -> str:
+def _refused_pause(wanted: Change, members: Sequence[Member], jobs: Record, *, on_gpu: bool) -> str:
     if wanted.paused is msgspec.UNSET:
         return "only what a job keeps that is paused can be moved: pause it" if wanted.move else ""
     name = wanted.job if wanted.pid is msgspec.UNSET else f"{wanted.job}/{wanted.pid}"
@@ -84,9 +84,9 @@ def _refused_pause(wanted: Change, members: Sequence[Member], jobs: Record, *, m
     now = [int(jobs[member.job]["paused"]) for member in those]
     if not wanted.paused:
         return "" if any(now) else f"{name} is not paused"
-    if wanted.move and not moves:
+    if wanted.move and on_gpu and any(jobs[member.job]["save"] == SaveMode.PAGE for member in those):
         return (
-            f"{name} cannot move what it keeps, because no job evicts memory on a GPU while it waits: "
+            f"{name} cannot move what it keeps, because its memory is the driver's to move (--save page): "
             "pause it without --move"
         )
     if all(how >= (Paused.MOVES if wanted.move else Paused.STAYS) for how in now):

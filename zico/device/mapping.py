@@ -77,9 +77,7 @@ def map_piece(device: DeviceRecord, address: int, piece: int, was_mapped: int) -
     others = enter_context(device)
     if was_mapped != 0:
         call(device.cuMemUnmap, (address, device.piece_bytes))  # a failure shows: nothing maps over a mapping
-    handle = int(np.int64(array_at(device.handles_address, piece + 1, _U64)[piece]))
-    if handle == 0:
-        handle = _import(device, piece)
+    handle = handle_of(device, piece)
     mapped = handle != 0 and status(call(device.cuMemMap, (address, device.piece_bytes, 0, handle, 0))) == 0
     leave_context(device, others)
     return mapped
@@ -189,8 +187,13 @@ def free_bytes(device: DeviceRecord) -> int:
     return call(device.sysconf, (host.FREE_PAGES,)) * mmap.PAGESIZE
 
 
-@inlined
-def _map_handle(device: DeviceRecord, address: int, handle: int) -> bool:
+@compiled
+def map_handle(device: DeviceRecord, address: int, handle: int) -> bool:
+    """Map a piece by its handle where nothing is mapped, and open it; false if the device refuses: nothing is mapped.
+
+    The primary context is current (``enter_context``), as for what follows.
+    """
+    keep_out_of_line()
     length = device.piece_bytes
     if status(call(device.cuMemMap, (address, length, 0, handle, 0))) != 0:
         return False
@@ -198,6 +201,13 @@ def _map_handle(device: DeviceRecord, address: int, handle: int) -> bool:
         call(device.cuMemUnmap, (address, length))
         return False
     return True
+
+
+@inlined
+def handle_of(device: DeviceRecord, piece: int) -> int:
+    """Return the handle of a piece of a CUDA device's memory, which is imported if it has none; 0: it is refused."""
+    handle = int(np.int64(array_at(device.handles_address, piece + 1, _U64)[piece]))
+    return handle if handle != 0 else _import(device, piece)
 
 
 @inlined
@@ -282,8 +292,8 @@ def map_pinned(device: DeviceRecord, address: int) -> int:
     """
     keep_out_of_line()
     others = enter_context(device)
-    handle = _create(device)
-    if handle != 0 and not _map_handle(device, address, handle):
+    handle = create_pinned(device)
+    if handle != 0 and not map_handle(device, address, handle):
         call(device.cuMemRelease, (handle,))
         handle = 0
     leave_context(device, others)
@@ -291,7 +301,8 @@ def map_pinned(device: DeviceRecord, address: int) -> int:
 
 
 @inlined
-def _create(device: DeviceRecord) -> int:
+def create_pinned(device: DeviceRecord) -> int:
+    """Create a piece of pinned memory; returns its handle, 0: the driver has refused."""
     device.created = 0
     record = address_of(device)
     arguments = (record + _CREATED, device.piece_bytes, record + _PROPERTIES, 0)

@@ -54,6 +54,7 @@ class DeviceRecord(Record, align=False):
     cuStreamIsCapturing: I8
     cuThreadExchangeStreamCaptureMode: I8
     cuLaunchKernel: I8
+    cuMemcpyAsync: I8
 
 
 DEVICE = dtype_of(DeviceRecord)

@@ -304,9 +304,9 @@ def _begin_iteration(heap: HeapRecord) -> None:
     me = job_of(heap)
     private_lock(heap.mutex_address)
     boundaries.begin_iteration(pool_of(heap))
-    heap.wait.between = 0
     if not evicting.is_complete(heap, me):
         waiting.await_return(heap, me)
+    heap.wait.between = 0
     if heap.ring_address != 0:
         ring.put(heap.ring_address, ring.BEGIN, me.iteration, 0, NO_NAME)
     private_unlock(heap.mutex_address)

@@ -134,7 +134,7 @@ class Heap:
                 self._cut(managed)
             self._fill(threshold_bytes, wait_limit_s)
             if timeline is not None:
-                timelines.fill(self, timeline)
+                timelines.fill(self, timeline, undo)
                 undo.callback(self._unmap)
             elif tiers is not None:
                 self._page(undo, tiers, paging or {})

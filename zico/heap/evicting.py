@@ -1,7 +1,7 @@
 """A blocked job gives memory of live tensors to those that can go on, and gets it back before it goes on itself.
 
 Theory of operation
-    Only on the host device. The tensors stay at their addresses, and other threads may write to
+    So it is on the host device. The tensors stay at their addresses, and other threads may write to
     them all the while. So nothing is copied from here to there. Over the slot's mapping the kernel
     puts a private one of the same region, in one step. Then every page is made this process's own,
     copied by the kernel when it is first written to, or at our wish. A write comes before that and
@@ -25,8 +25,9 @@ Guarantees
 Known limitations
     Some hold pages themselves across the eviction, and not addresses: ``O_DIRECT`` reads in flight,
     buffers registered with io_uring or a network card. They write to pages that are not the
-    tensor's any more, as they do over a fork. Nobody evicts on a GPU (docs/design/memory.md, "What
-    is missing"): there a job overflows (``zico.heap.cuda.backing``).
+    tensor's any more, as they do over a fork. On a GPU a job evicts while it is paused
+    (``zico.heap.cuda.moving_out``), and for nobody who waits: there a job overflows
+    (``zico.heap.cuda.backing``).
 """
 
 from __future__ import annotations
@@ -169,6 +170,8 @@ def is_complete(heap: HeapRecord, me: Job) -> bool:
 def take_back(heap: HeapRecord, me: Job) -> bool:
     """Acquire regions for all evicted slots; false if they cannot be had now."""
     keep_out_of_line()
+    if heap.backing.bring_back != 0:
+        return call(heap.backing.bring_back, (heap.address,)) != 0
     slots = slots_of(heap)
     pool = pool_of(heap)
     granted = wanted_of(heap)
@@ -200,7 +203,9 @@ def drop(heap: HeapRecord, me: Job, slot: int) -> bool:
     """Let the private pages of an empty slot go; tells whether it has a region, which has to go back, too."""
     keep_out_of_line()
     slots = slots_of(heap)
-    if unmap_piece(device_of(heap), slot_address(heap, slot)):  # else the next mapping does it
+    if heap.backing.retire != 0:
+        call(heap.backing.retire, (heap.address, slot))
+    elif unmap_piece(device_of(heap), slot_address(heap, slot)):  # else the next mapping does it
         slots[slot].mapped = NOBODY
     region = slots[slot].region
     if region == STATE_AWAY:

@@ -222,6 +222,7 @@ class Backing(Record):
     entered: I8  # a tensor lies in a range
     left: I8  # it does no more
     give_way: I8  # evict for others
+    bring_back: I8  # get that back in the budget
     bring_up: I8  # let the device have its say before the job stands still
     born: I8  # a stream allocates
     used: I8  # a stream frees
@@ -239,6 +240,7 @@ class Spill(Record):
     map_address: I8  # mmap(2) and fallocate(2)
     fallocate_address: I8
     pinned_address: I8  # handles of its memory on a GPU, a u8 a slot
+    staging_address: I8  # of a region's size, where a GPU copies what changes places (zico.device.exchange)
 
 
 class Wait(Record):

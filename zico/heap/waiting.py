@@ -49,9 +49,9 @@ _I32, _I64 = types.int32, types.int64
 _ERROR_OFFSET = int(HEAP.fields["wait"][1]) + int(WAIT.fields["error"][1])
 _WORD_BYTES = 8
 
-_is_initialized = types.ExternalFunction("Py_IsInitialized", _I32())
-_take_global_lock = types.ExternalFunction("PyGILState_Ensure", _I32())
-_leave_global_lock = types.ExternalFunction("PyGILState_Release", types.void(_I32))
+is_initialized = types.ExternalFunction("Py_IsInitialized", _I32())
+take_global_lock = types.ExternalFunction("PyGILState_Ensure", _I32())
+leave_global_lock = types.ExternalFunction("PyGILState_Release", types.void(_I32))
 _is_raising = types.ExternalFunction("PyErr_Occurred", _I64())
 _run_handlers = types.ExternalFunction("PyErr_CheckSignals", _I32())
 _take_error = types.ExternalFunction("PyErr_Fetch", types.void(_I64, _I64, _I64))
@@ -168,14 +168,14 @@ def handle(heap: HeapRecord) -> None:
     Waits for Python's global lock. What a handler raises is kept, and raised when bytecode runs.
     """
     keep_out_of_line()
-    if not in_main_thread() or _is_initialized() == 0:
+    if not in_main_thread() or is_initialized() == 0:
         return
     if heap.wait.error[0] == 0:
-        held = _take_global_lock()
+        held = take_global_lock()
         if _is_raising() == 0 and _run_handlers() != 0:
             error = heap.address + _ERROR_OFFSET
             _take_error(error, error + _WORD_BYTES, error + 2 * _WORD_BYTES)
-        _leave_global_lock(held)
+        leave_global_lock(held)
     if heap.wait.error[0] != 0:  # also of a signal before, for which the interpreter's queue was full
         _call_later(heap.wait.raise_address, heap.address)
 

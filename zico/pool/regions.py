@@ -312,7 +312,8 @@ def take_back(pool: Member, wanted: Array, n: int) -> bool:
 
     What is evicted still counts until then, and not after, so that the job's claim stays what it
     was. While another job waits that lacks less, it is that one for which memory was evicted, or
-    which would ask for it again.
+    which would ask for it again. The member record says for what a stream must wait before it
+    writes to the regions, as after ``acquire``.
     """
     keep_out_of_line()
     me = job_at(pool, pool.job)
@@ -320,7 +321,7 @@ def take_back(pool: Member, wanted: Array, n: int) -> bool:
     me.evicted -= n
     granted = me.state != LEAVING and me.held + n <= cap_of(pool, me) and least_lacking(pool) in (NOBODY, pool.job)
     granted = granted and may_grant(pool, me, n)
-    granted = granted and _take(pool, wanted, n, HOST_SLOT) == GRANTED
+    granted = granted and _take(pool, wanted, n, HOST_SLOT) in (GRANTED, BEHIND)
     if not granted:
         me.evicted += n
     unlock(pool)

@@ -30,9 +30,9 @@ def take(put: Callable[[Any], Any], get: Callable[[Any], Any]) -> dict[str, Any]
     """
     pieces = _status()["budget_bytes"] * 5 // 8 // PIECE_BYTES
     values = np.random.default_rng(os.getpid()).integers(1 << 62, size=PIECE_BYTES // 8)
-    _say(READY)
+    say(READY)
     sys.stdin.readline()
-    _say(GOING)
+    say(GOING)
     begun_s = time.monotonic()
     is_equal = []
     for number in range(TURNS):
@@ -51,7 +51,8 @@ def take(put: Callable[[Any], Any], get: Callable[[Any], Any]) -> dict[str, Any]
     }
 
 
-def _say(word: str) -> None:
+def say(word: str) -> None:
+    """Print a word at once."""
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
 

@@ -605,6 +605,28 @@ def _is_whole() -> dict[str, Any]:
     return found | {"left_bytes": live_bytes() - before}
 
 
+def moves_out() -> dict[str, Any]:
+    """Keep tensors, in a graph's memory and beside it, over an iteration's end at which they leave and come back."""
+    kept = [torch.full((elements,), float(elements)).cuda() for elements in (8 * ELEMENTS, ELEMENTS, 100)]
+    source = torch.empty(ELEMENTS, device="cuda")
+    graphs = [_captured(source)]
+    addresses = [one.data_ptr() for one in kept]
+    step()
+    turns.say(turns.READY)
+    sys.stdin.readline()
+    step()
+    is_equal = [bool((one.cpu() == one.numel()).all()) for one in kept] + _replayed(source, *graphs)
+    status = session.status()
+    found = {
+        "is_equal": is_equal,
+        "is_where_it_was": addresses == [one.data_ptr() for one in kept],
+        "evicted_bytes": status["evicted_bytes"] if status else 0,
+    }
+    del kept, source, graphs
+    gc.collect()
+    return found | _is_whole()
+
+
 def named_pools() -> dict[str, Any]:
     """Allocate in two pools of PyTorch's, one in the other, and capture a graph that has one's name."""
     outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool(no_split=True)
@@ -890,6 +912,7 @@ CHECKS = {
         compiled_without,
         *(
             lost,
+            moves_out,
             swap_queued,
             swap_planned,
             swap_made,

@@ -86,11 +86,15 @@ class Process:
         """Return its next line; fail with what it wrote to stderr if there is none in time."""
         return read_line(self.process)
 
-    def ask(self, order: str) -> str:
-        """Give an order and return the answer."""
+    def tell(self, order: str) -> None:
+        """Give an order; the answer is its next line."""
         assert self.process.stdin is not None
         self.process.stdin.write(order + "\n")
         self.process.stdin.flush()
+
+    def ask(self, order: str) -> str:
+        """Give an order and return the answer."""
+        self.tell(order)
         return self.line()
 
     def finish(self) -> tuple[int, str]:

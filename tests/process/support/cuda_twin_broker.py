@@ -46,6 +46,11 @@ class Broker:
             assert time.monotonic() < end_s, f"still {status}"
         return status
 
+    @staticmethod
+    def has_moved(status: Status, name: str) -> bool:
+        """Tell whether a paused job of a name has moved all that it keeps."""
+        return any(job.name == name and job.away_bytes > 0 and job.held_bytes == 0 for job in status.jobs)
+
     @contextlib.contextmanager
     def job(self, name: str) -> Iterator[tuple[Process, str]]:
         """Give a job with what it says when it has joined."""

@@ -239,7 +239,8 @@ _U64 = np.dtype("u8")
 
 
 @inlined
-def _handles_of(heap: HeapRecord) -> Array:
+def handles_of(heap: HeapRecord) -> Array:
+    """Return the handles of pinned memory by slot, 0: there is none."""
     return array_at(heap.spill.pinned_address, heap.window_bytes >> heap.region_shift, _U64)
 
 
@@ -250,7 +251,7 @@ def _map(heap: HeapRecord, slot: int) -> bool:
     handle = map_pinned(device_of(heap), slot_address(heap, slot))
     if handle == 0:
         return False
-    _handles_of(heap)[slot] = handle
+    handles_of(heap)[slot] = handle
     slots_of(heap)[slot].mapped = slot
     heap.spill.live_bytes += 1 << heap.region_shift
     return True
@@ -260,11 +261,12 @@ def _map(heap: HeapRecord, slot: int) -> bool:
 def _unmap_pinned(heap: HeapRecord, slot: int) -> None:
     """Give the memory behind an empty slot back; what the driver does not unmap stays, for the next tensor there."""
     keep_out_of_line()
-    handle: int = np.int64(_handles_of(heap)[slot])  # type: ignore[assignment]  # one type for compiled code
+    handle: int = np.int64(handles_of(heap)[slot])  # type: ignore[assignment]  # one type for compiled code
     if handle != 0 and unmap_pinned(device_of(heap), slot_address(heap, slot), handle):
-        _handles_of(heap)[slot] = 0
+        handles_of(heap)[slot] = 0
         slots_of(heap)[slot].mapped = NOBODY
-        heap.spill.live_bytes -= 1 << heap.region_shift
+        if slot_address(heap, slot) - heap.base >= heap.spill_offset:  # else the job counts it as evicted
+            heap.spill.live_bytes -= 1 << heap.region_shift
 
 
 @callback(_I64(_I64, _I64, _I64))

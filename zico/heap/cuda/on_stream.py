@@ -128,7 +128,8 @@ def bury(heap: HeapRecord, me: Job, offset: int, slot: int) -> None:
     """End the life of a tensor that there is, freed on the stream in a slot (or ``streams.NO_SLOT``).
 
     The next tier is no stream's own, so what lay there is freed when the device has done
-    everything. Where the device must be waited for and refuses, the tensor waits until it does not.
+    everything. So is every tensor of a job that goes on without what it has evicted. Where the device
+    must be waited for and refuses, the tensor waits until it does not.
     """
     uses = uses_at(heap, offset)
     if slab.chunk_at(heap, offset) == NOBODY:
@@ -143,7 +144,7 @@ def bury(heap: HeapRecord, me: Job, offset: int, slot: int) -> None:
         size_bytes = bytes_at(heap, offset)
         me.live_bytes -= size_bytes
         heap.figures.freed_bytes += size_bytes
-    else:
+    if offset >= heap.spill_offset or me.evicted > 0:
         used |= OTHER_STREAM
     elsewhere = used & (2 * OTHER_STREAM - 1) & ~(1 << owner_at(heap, offset))
     if elsewhere == 0 or (elsewhere & OTHER_STREAM and streams.synchronize(heap)):

@@ -30,6 +30,7 @@ from zico.heap.layout import GRANULE_SHIFT
 from zico.pool.layout import NOBODY, STREAMS
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Callable
 
     from zico.heap.build import Heap
@@ -97,8 +98,13 @@ class Timeline:
     """For so long the device may go on with what it was doing when the context was lost."""
 
 
-def fill(heap: Heap, timeline: Timeline) -> None:
+def fill(heap: Heap, timeline: Timeline, undo: contextlib.ExitStack) -> None:
     """Lay out what streams, units and deferred frees need, and name the functions.
+
+    Args:
+        heap: Whose.
+        timeline: Its device's.
+        undo: Gives back what is reserved.
 
     Raises:
         ConfigError: The pool isolates jobs, and the device cannot scrub.
@@ -116,7 +122,7 @@ def fill(heap: Heap, timeline: Timeline) -> None:
     record["slab"]["idle_chunk"] = NOBODY
     record["streams"]["deferred_address"] = heap.zeros(DEFERRED, MAX_DEFERRED).ctypes.data
     if heap.managed is None:
-        _fill_next_tier(heap)
+        _fill_next_tier(heap, undo)
     record["streams"]["context_address"] = timeline.context_address
     for field in ("mark_address", "await_address", "synchronize_address", "counters_address"):
         record["streams"][field] = getattr(timeline, field)
@@ -137,9 +143,9 @@ def fill(heap: Heap, timeline: Timeline) -> None:
         record["scrubbing"]["leaving_address"] = heap.zeros(np.dtype("i4"), len(heap.slots)).ctypes.data
 
 
-def _fill_next_tier(heap: Heap) -> None:
-    """Let tensors overflow into pinned memory of the host, or note in ``heap.no_next_tier`` why they cannot."""
-    from zico.heap.cuda import backing
+def _fill_next_tier(heap: Heap, undo: contextlib.ExitStack) -> None:
+    """Let tensors overflow and move into pinned memory of the host, or note in ``heap.no_next_tier`` why not."""
+    from zico.heap.cuda import backing, moving_out
 
     try:
         heap.pool.driver.fill_pinned(heap.device[0], heap.pool.region_bytes)
@@ -148,7 +154,10 @@ def _fill_next_tier(heap: Heap) -> None:
         return
     heap.pinned_handles = heap.zeros(np.dtype("u8"), len(heap.slots))
     heap.record[0]["spill"]["pinned_address"] = heap.pinned_handles.ctypes.data
+    staging = undo.enter_context(heap.pool.driver.reserve(heap.pool.region_bytes))
+    heap.record[0]["spill"]["staging_address"] = staging.handle
     heap.back_with(overflow=backing.overflow, retire=backing.retire)
+    heap.back_with(give_way=moving_out.give_way, bring_back=moving_out.bring_back)
 
 
 def start_progress_thread(heap: Heap) -> Callable[[], None]:
