@@ -19,6 +19,8 @@ Value = Any  # what the driver takes or gives: a number, or a type of cuda.bindi
 
 real: Any = driver
 """``cuda.bindings.driver``: its types and enumerations work without a GPU."""
+LOCKED_S = 60.0
+"""A call that waits so long for a locked process is a defect of a test."""
 SUCCESS = real.CUresult.CUDA_SUCCESS
 
 
@@ -58,6 +60,8 @@ def entry(*, context: bool = False, virtual: bool = False, undo: bool = False) -
         def checked(self: Core, *args: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as the driver's function
             name = function.__name__
             try:
+                if not name.startswith("cuCheckpoint"):
+                    refuse_unless(self.is_unlocked.wait(LOCKED_S), "NOT_READY")
                 with self.lock:
                     self.enter(name, needs_context=context or (virtual and self.wants_context(name)), undo=undo)
                 result = function(self, *args)
@@ -87,6 +91,9 @@ class Core:
         """Which call is to fail, from 1; 0: none."""
         self.fail_with = "UNKNOWN"
         self._failing: dict[str, str] = {}
+        self.is_unlocked = threading.Event()
+        """Calls wait for it while the process's contexts are put aside."""
+        self.is_unlocked.set()
         self._process = 0
         self._contexts: dict[int, int] = {}  # context -> device
         self._current: dict[int, int] = {}  # native thread -> context

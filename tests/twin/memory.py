@@ -87,6 +87,8 @@ class MemoryFunctions(Core):
         self.context_bytes = 0
         """What a context takes of the device."""
         self._workspaces: dict[int, int] = {}  # context -> bytes
+        self.is_aside = False
+        """Whether the contexts are put aside (``cuCheckpointProcessCheckpoint``)."""
         self._windows: dict[int, tuple[int, Owned]] = {}  # address -> bytes, what was reserved
         self._mappings: dict[int, Mapping] = {}
         self._registered: dict[int, int] = {}  # host address -> bytes
@@ -102,7 +104,7 @@ class MemoryFunctions(Core):
     def fixed_bytes(self) -> int:
         """Return the bytes of the device that handles, mappings, contexts and workspaces hold, and others' memory."""
         outside_bytes = len(self._contexts) * self.context_bytes + sum(self._workspaces.values())
-        return self._held_bytes(on_host=False) + outside_bytes
+        return self._held_bytes(on_host=False) + (0 if self.is_aside else outside_bytes)
 
     @property
     def pinned_bytes(self) -> int:

@@ -8,6 +8,7 @@ Known limitations
 
 from __future__ import annotations
 
+import os
 import threading
 import types
 from typing import TYPE_CHECKING, Self
@@ -231,6 +232,41 @@ class Twin(ManagedFunctions):
         mine = [handle for handle, stream in self._streams.items() if stream.context == context]
         ended = [self._streams.pop(handle) for handle in mine]
         return [*ended, self._default.pop(context)] if context in self._default else ended
+
+    # -- contexts that are put aside ---------------------------------------------------------------
+
+    @entry()
+    def cuCheckpointProcessLock(self, pid: int, args: Value) -> None:
+        """Let every other call of this process wait."""
+        self._refuse_unless_aside(pid, locked=False, aside=False)
+        refuse_unless(args.timeoutMs > 0)
+        self.is_unlocked.clear()
+
+    @entry()
+    def cuCheckpointProcessCheckpoint(self, pid: int, args: Value) -> None:  # noqa: ARG002 - as the driver's
+        """Put contexts aside, with what they hold."""
+        self._refuse_unless_aside(pid, locked=True, aside=False)
+        self.is_aside = True
+
+    @entry()
+    def cuCheckpointProcessRestore(self, pid: int, args: Value) -> None:  # noqa: ARG002 - as the driver's
+        """Take them up where there is room."""
+        self._refuse_unless_aside(pid, locked=True, aside=True)
+        with self.lock:
+            self.is_aside = False
+            if self.fixed_bytes > self.device_bytes:
+                self.is_aside = True
+                refuse_unless(holds=False, name="OUT_OF_MEMORY")
+
+    @entry()
+    def cuCheckpointProcessUnlock(self, pid: int, args: Value) -> None:  # noqa: ARG002 - as the driver's
+        """Let other calls go on."""
+        self._refuse_unless_aside(pid, locked=True, aside=False)
+        self.is_unlocked.set()
+
+    def _refuse_unless_aside(self, pid: int, *, locked: bool, aside: bool) -> None:
+        refuse_unless(pid == os.getpid())
+        refuse_unless((not self.is_unlocked.is_set(), self.is_aside) == (locked, aside), "ILLEGAL_STATE")
 
     # -- what tests ask ----------------------------------------------------------------------------
 

@@ -89,6 +89,8 @@ class Session:
         """What moves idle tensors of this job (``zico.swap.swapper.Swapper``), if anything does."""
         self.share: Callable[[Iterable[Any]], int] | None = None
         """Holds frozen tensors once together with other jobs' and returns how many bytes; ``None``: nothing can."""
+        self.rest: Callable[[], None] | None = None
+        """What the job does besides where it waits at a boundary, if anything."""
         self.watchers: list[Watcher] = []
         self.parts: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """Optimizers whose steps are such parts, and who offloads their state; empty: nobody but Zico."""
@@ -317,6 +319,8 @@ class Session:
         if heap["attached"] == Attached.YES and not self._has_left:
             begins = allocator.end_by_mark(heap)
             while not begins:  # handlers of signals run here, and Ctrl-C raises
+                if self.rest is not None:
+                    self.rest()
                 begins = allocator.begin_by_mark(heap)
         for watcher in self.watchers:
             watcher.at_boundary()
@@ -542,6 +546,10 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
         remember(session, framework)
     if kind == "host" and settings.wish.save is None:
         session.overflow()
+    if kind != "host" and settings.moves_context:
+        from zico.job.context_aside import ContextAside
+
+        session.rest = ContextAside(session).rest
     _guard_forks(session)
     _explain_failures(session)
     return session

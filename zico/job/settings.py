@@ -60,6 +60,8 @@ class JobSettings:
     """Whether the heap follows plans."""
     remembers: bool = True
     """Whether the job expects what it did in an earlier run, and keeps what it does in this one."""
+    moves_context: bool = False
+    """On a GPU: whether the CUDA context goes, too, where ``zico pause --move`` moves what the job keeps."""
 
 
 def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
@@ -99,6 +101,7 @@ def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
         ops=bool(environ.get(OPS_VARIABLE)),
         plans=environ.get(PLAN_VARIABLE) != "off",
         remembers=environ.get(PROFILES_VARIABLE) != "off",
+        moves_context=environ.get("ZICO_MOVE_CONTEXT") == "on",
     )
 
 

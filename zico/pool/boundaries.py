@@ -302,6 +302,16 @@ def await_admission(pool: Member) -> int:
     return wait(pool, pool, pool.job, _word_of, _look, _sleep)
 
 
+@entry(MEMBER)
+def rest(pool: Member) -> bool:
+    """Sleep for a slice at most while this process's job is paused at its boundary; tells whether it still is."""
+    me = job_at(pool, pool.job)
+    word = _word_of(pool, pool.job)
+    if me.state == BOUNDARY and me.paused != 0:
+        _sleep(pool, word)
+    return bool(me.state == BOUNDARY and me.paused != 0)
+
+
 @inlined
 def _word_of(pool: Member, job: int) -> int:
     return job_at(pool, job).broker_admits
@@ -320,7 +330,7 @@ def _look(pool: Member, job: int, look: Look) -> tuple[int, bool]:
         return STAYS, False
     if me.evict == 0 and yields_at_boundary(pool, me) and header_of(pool).waiters > 0:
         me.evict = min(_others_lack(pool), me.held)
-    if me.evict == 0 and me.paused == MOVES and header_of(pool).on_timeline == 0:
+    if me.evict == 0 and me.paused == MOVES:
         me.evict = me.held
     return GIVES_WAY if me.evict > 0 else COMING, False
 
