@@ -131,6 +131,8 @@ BEYOND = {
         r">= -1000 - at `\$.share.priority`, not -922337203685477580",
     ),
     "a guarantee": (hello(share=m.Share(slo=1e308)), r"<= 100.0 - at `\$.share.slo`, not 1e\+308"),
+    "no processors": (hello(share=m.Share(compute=0.0)), r"> 0.0 - at `\$.share.compute`, not 0.0"),
+    "more processors than there are": (hello(share=m.Share(compute=1.5)), r"<= 1.0 - at `\$.share.compute`, not 1.5"),
     "a C1 control": (hello(name="a\x9b2J"), r"at `\$.name`, not 'a\\x9b2J'"),
     "an observer's version": (m.Observe(2**31), r"<= 2147483647 - at `\$.version`, not 2147483648"),
     "a budget": (m.Change(budget_bytes=2**53 + 1), r"<= 9007199254740992 - at `\$.budget_bytes`, not 9007199254740993"),
@@ -254,7 +256,9 @@ integers = st.sampled_from([
 floats = st.sampled_from([0.0, -0.0, 5e-324, 0.1, 100.0, 1000.0, 1e9, 1e308, math.inf, -math.inf, math.nan])
 numbers = integers | floats
 texts = st.sampled_from(["hostile", "nobody", "", "x" * 48, "x" * 49, "\N{GRINNING FACE}" * 48, "\x9b", "a\n"])
-shares = st.fixed_dictionaries({}, optional={"weight": numbers, "priority": numbers, "slo": numbers | st.none()})
+shares = st.fixed_dictionaries(
+    {}, optional={"weight": numbers, "priority": numbers, "slo": numbers | st.none(), "compute": numbers}
+)
 greetings = st.fixed_dictionaries(
     {
         "type": st.just("hello"),

@@ -1,4 +1,4 @@
-"""Weights, priorities and guarantees as people write them."""
+"""Weights, priorities, guarantees and shares of the processors as people write them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from zico.broker.protocol.messages import MAX_PRIORITY, MAX_SLO, MAX_WEIGHT, Sha
 from zico.broker.shares import parse_slo, share_in, shares_of, variables_of
 
 NAMES = ("a", "b=c")
-ORIGINS = {"weight": "--weight", "priority": "--priority", "slo": "ZICO_SLO"}
+ORIGINS = {"weight": "--weight", "priority": "--priority", "slo": "ZICO_SLO", "compute": "--compute"}
 
 shares = st.builds(
     Share,
     weight=st.floats(0, MAX_WEIGHT, exclude_min=True),
     priority=st.integers(-MAX_PRIORITY, MAX_PRIORITY),
     slo=st.none() | st.floats(0, MAX_SLO, exclude_min=True),
+    compute=st.floats(0, 1, exclude_min=True),
 )
 
 
@@ -30,8 +31,9 @@ def test_a_job_finds_in_its_environment_what_it_was_given(share: Share) -> None:
 
 def test_each_job_gets_what_names_it() -> None:
     """Names may have an equals sign in them, the same thing may be said twice, and whoever is not named is as usual."""
-    texts = {"weight": "b=c=2, b=c=2.0", "priority": "", "slo": "a=10%,b=c=0.25"}
-    assert shares_of(texts, ORIGINS, NAMES) == {"a": Share(slo=0.1), "b=c": Share(weight=2.0, slo=0.25)}
+    texts = {"weight": "b=c=2, b=c=2.0", "priority": "", "slo": "a=10%,b=c=0.25", "compute": "a=30%, b=c=0.5"}
+    given_to = {"a": Share(slo=0.1, compute=0.3), "b=c": Share(weight=2.0, slo=0.25, compute=0.5)}
+    assert shares_of(texts, ORIGINS, NAMES) == given_to
     assert parse_slo("None") is None
 
 
@@ -49,6 +51,12 @@ def test_each_job_gets_what_names_it() -> None:
         ({"slo": "a=-5%"}, "ZICO_SLO: '-5%' is not a guarantee"),
         ({"priority": "a=1", "slo": "b=c=10%"}, "b=c is guaranteed its speed, but a of higher priority"),
         ({"slo": "a=0"}, "ZICO_SLO: '0' is not a guarantee"),
+        ({"compute": "30%"}, "--compute: '30%' is not NAME=VALUE: give the job's name too, such as a=30%"),
+        ({"compute": "a=30%,a=40%"}, "--compute: a is given 0.3 and 0.4: give one"),
+        *(
+            ({"compute": f"a={text}"}, f"--compute: {text!r} is not a share of the processors: give one above 0%")
+            for text in ("0", "0%", "-5%", "101%", "30", "nan", "inf", "all", "%")
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_origin(texts: dict[str, str], reason: str) -> None:

@@ -132,7 +132,8 @@ def test_other_variables_end_no_command(variable: str, monkeypatch: pytest.Monke
 
 JOBS_VARIABLES = (
     *("ZICO_THRESHOLD", "ZICO_WAIT_LIMIT_S", "ZICO_SPACING", "ZICO_PAGING", "ZICO_JOB", "ZICO_RUN", "ZICO_JOB_SAVE"),
-    *("ZICO_JOB_LIMIT", "ZICO_JOB_WEIGHT", "ZICO_JOB_PRIORITY", "ZICO_JOB_SLO", "ZICO_TIER"),
+    *("ZICO_JOB_LIMIT", "ZICO_JOB_WEIGHT", "ZICO_JOB_PRIORITY", "ZICO_JOB_SLO", "ZICO_JOB_COMPUTE"),
+    "ZICO_TIER",
 )
 
 

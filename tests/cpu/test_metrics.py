@@ -21,7 +21,7 @@ from zico.base.errors import BrokerError, ConfigError
 from zico.base.settings import DeviceMemory, Setting, parse_metrics, resolve
 from zico.base.units import GIB, MIB
 from zico.broker.metrics import MOST_PEERS, Address, Endpoint, families
-from zico.broker.protocol.messages import JobReport, PoolReport, RefusedRequest, Saving, Status
+from zico.broker.protocol.messages import JobReport, PoolReport, RefusedRequest, Saving, Share, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ TWO_OF_ONE_NAME = status(
         3, 'a "b"\\', iterations=7, waited_s=3.0, boundary_waited_s=1.0, held_bytes=8 * MIB, waiting_s=0.25,
         saving=Saving(how="swap", out_bytes=11, in_bytes=9, faults=4), oom=RefusedRequest(1, 2),
     ),
-    job(4, 'a "b"\\', iterations=8),
+    job(4, 'a "b"\\', iterations=8, share=Share(compute=0.25)),
 )  # fmt: skip
 
 
@@ -99,6 +99,7 @@ def test_a_scrape_has_the_figures_of_the_pool_and_of_each_process() -> None:
     assert (found["zico_job_waiting_seconds", first], found["zico_job_held_bytes", first]) == (0.25, 8 * MIB)
     assert found["zico_job_page_faults_total", first] == 4
     assert [found["zico_job_out_of_memory", one] for one in (first, second)] == [1, 0]
+    assert [found["zico_job_compute_ratio", one] for one in (first, second)] == [1, 0.25]
 
 
 def test_a_scrape_of_several_pools_has_each_metric_once() -> None:

@@ -67,6 +67,16 @@ def test_what_others_have_held_is_no_room() -> None:
     assert not ask(room(), b, [a], now, others=40)
 
 
+def test_a_profile_counts_for_jobs_with_the_same_share_of_the_processors() -> None:
+    """With half of them an iteration takes longer: whoever gets that is waited for until it has shown itself."""
+    whole, half = (msgspec.structs.replace(job, owner=owner) for job, owner in zip(JOBS, "wh", strict=False))
+    asked = RoomByFit([whole, half], "zico", [REGION], compute={"w": 1.0, "h": 0.5})
+    now = record({"x=0": [1, 2]}, 100, joined=("x=1",))
+    assert not ask(asked, whole, [whole, half], now), "half is not known by what whole did"
+    assert ask(asked, whole, [whole, half], record({"x=0": [1, 2], "x=1": [1, 2]}, 100))
+    assert ask(RoomByFit([whole, half], "zico", [REGION]), whole, [whole, half], now)
+
+
 def test_a_job_that_has_another_name_in_the_pool_is_known() -> None:
     """A daemon's pool may have its name already; its profile counts for its command all the same."""
     a, b, _, _ = JOBS

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from zico.broker.protocol import messages as m
+from zico.cli.options import share_text
 from zico.cli.top_screen import BAR_CELLS, Asks, Rates, Row, Screen, frame, keys_in, pool_bar, pressed
 
 MIB = 1 << 20
@@ -85,6 +86,21 @@ def test_a_frame_leaves_out_what_nobody_has() -> None:
     assert lines_of(status())[-1] == "no job has joined yet"
     waits = job(0, "a", waiting_s=0.5, need_bytes=MIB)
     assert lines_of(status(waits))[-1].endswith("waits for memory 0.5 s")
+
+
+def test_a_share_of_the_processors_has_a_column() -> None:
+    """There if some job has one, beside what else the job gets, which is shown as without it."""
+    few, both, none = m.Share(compute=0.3), m.Share(weight=2.0, compute=1 / 256), m.Share()
+    *_, head, first, second, third = lines_of(
+        status(*(job(n, "a", share=one) for n, one in enumerate((few, both, none))))
+    )
+    assert head.split()[-3:] == ["compute", "share", "state"]
+    assert [line.split()[10:] for line in (first, second, third)] == [
+        ["30%", "running"],
+        ["0.4%", "weight", "2", "running"],
+        ["running"],
+    ]
+    assert share_text(m.Share(compute=0.3)) == "weight 1, 30% of the processors"
 
 
 def test_a_screen_adds_keys_and_what_they_came_to() -> None:

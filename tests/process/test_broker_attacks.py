@@ -125,7 +125,7 @@ EXTREMES: tuple[dict[str, object], ...] = (
     {"limit_bytes": m.MAX_SIZE_BYTES},
     {"pid": 2**63 - 1},
     {"version": 2**64 - 1},
-    {"share": {"weight": 5e-324, "priority": -1000, "slo": 5e-324}},
+    {"share": {"weight": 5e-324, "priority": -1000, "slo": 5e-324, "compute": 5e-324}},
     {"share": {"weight": math.inf}},
     {"share": {"slo": math.nan}},
     {"framework": "\N{GRINNING FACE}" * 48},

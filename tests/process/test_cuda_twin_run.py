@@ -173,6 +173,39 @@ def words_of(pid: int, what: str) -> list[bytes]:
     return Path(f"/proc/{pid}/{what}").read_bytes().split(b"\0")
 
 
+PERCENTAGE = python(SHOW.format(names=["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]))
+
+
+def test_a_share_of_a_gpus_processors_is_told_to_mps(twin: dict[str, str], notes: Path) -> None:
+    """A job with one has its percentage, whatever the user's variable says; other jobs keep that."""
+    users = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80"}
+    options = (*ON_GPU, "--name", "b", "--mps", "--compute", "a=29%", "--json", "-")
+    with ZicoRun(*options, PERCENTAGE, PERCENTAGE, **twin | users) as run:
+        assert run.finish() == 0, run.stderr
+        report = json.loads(run.stdout)
+    assert "a | CUDA_MPS_ACTIVE_THREAD_PERCENTAGE 29\n" in run.stderr
+    assert "b | CUDA_MPS_ACTIVE_THREAD_PERCENTAGE 80\n" in run.stderr
+    assert [job["compute"] for job in report["jobs"]] == [0.29, 1.0]
+    assert is_alive(daemon_pid(notes)) is False
+
+
+def test_a_share_of_a_gpus_processors_needs_mps(twin: dict[str, str], tmp_path: Path) -> None:
+    """Without it jobs take turns, and one sentence says what would do. The user's own daemon does; all is no share."""
+    with ZicoRun(*ON_GPU, "--compute", "a=30%", PERCENTAGE, **twin) as run:
+        assert (run.finish(), run.stdout, run.leftovers) == (2, "", [])
+    assert run.stderr == (
+        "zico: --compute: jobs on cuda:0 take turns, each with all its processors: give --mps, or leave it out\n"
+    )
+    (tmp_path / "control").touch()
+    for share, environ, told in (
+        ("30%", {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, "30"),
+        ("100%", {}, "None"),
+    ):
+        with ZicoRun(*ON_GPU, PERCENTAGE, **twin, **environ, ZICO_COMPUTE=f"a={share}") as run:
+            assert run.finish() == 0, run.stderr
+        assert f"a | CUDA_MPS_ACTIVE_THREAD_PERCENTAGE {told}\n" in run.stdout
+
+
 def test_a_run_that_joins_a_broker_starts_no_mps_daemon(twin: dict[str, str], tmp_path: Path) -> None:
     """Jobs of one pool share the GPU alike; one sentence says that the broker has no MPS, to a script, too."""
     notes = fake_mps.install(tmp_path / "bin")

@@ -10,6 +10,7 @@ from support.harness import PROCESS, TESTS, Pool, clean_environment, pool
 from support.scripts import Script, place_of
 
 from zico.base.paths import CACHE_VARIABLE, code_directory
+from zico.broker.protocol.messages import DEFAULT_SHARE, Share
 from zico.launch.jobs import job_environment
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ FEW = 4
 class Trainer:
     """A job in a pool, and what the pool's table says of it."""
 
-    def __init__(self, made: Pool, script: Path, cache: Path, name: str) -> None:
+    def __init__(self, made: Pool, script: Path, cache: Path, name: str, share: Share = DEFAULT_SHARE) -> None:
         """Start it, and wait until it has joined."""
         own = {"ZICO_PROFILES": "on", CACHE_VARIABLE: str(cache), "PYTHONPATH": str(TESTS)}
-        environment = job_environment(clean_environment(), made.socket, name) | own
+        environment = job_environment(clean_environment(), made.socket, name, share) | own
         self.process = Script([str(script), str(LAYERS)], environment, fresh=True)
         self._made = made
         self._place = place_of(made, name, self.process)
@@ -97,6 +98,15 @@ def test_a_job_whose_script_has_changed_begins_anew(made: Pool, cache: Path, tmp
     script.write_text(script.read_text() + "\n")
     with Trainer(made, script, cache, "changed") as job:
         assert (job.says("profiled"), job.says("remembered")) == (0, 0)
+
+
+def test_a_job_with_another_share_of_the_processors_begins_anew(made: Pool, cache: Path) -> None:
+    """Its iterations take another time; what it did with all processors is kept beside."""
+    with Trainer(made, JOB, cache, "all") as job:
+        job.does("set up", *["train"] * FEW)
+    for share, known in ((Share(compute=0.5), 0), (Share(weight=2.0), 1)):
+        with Trainer(made, JOB, cache, "then", share) as job:
+            assert (job.says("profiled"), job.says("remembered")) == (known, known)
 
 
 def test_a_job_that_does_something_else_drops_what_it_had_learned(made: Pool, cache: Path) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+PERCENTAGE_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+"""The most that a client may use of a GPU's multiprocessors, in percent; a lower one of the daemon's counts."""
 ANSWER_S = 2.0
 """How long a daemon may take for a list."""
 END_S = 5.0

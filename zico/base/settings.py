@@ -53,7 +53,7 @@ MAX_EXPECTED_JOBS = 1000
 
 DEFAULT_MOST_REGIONS = 1 << 16
 """What a budget on the host may be raised to unless something else is said: a table of 2 MiB."""
-SHARES = ("weight", "priority", "slo")
+SHARES = ("weight", "priority", "slo", "compute")
 SAVING = ("save", "limit", "tier", "share_frozen")
 OF_A_POOL = ("budget", "most", "reserve", "region", "policy", "isolate", "mps", "metrics")
 """What describes a pool: with one of them as an option, ``zico run`` has a pool of its own."""
@@ -167,7 +167,7 @@ class Settings:
     metrics: Setting[str]
     """Where the broker serves metrics (``parse_metrics``); empty: nowhere."""
     shares: Mapping[str, Setting[str]]
-    """Weights, priorities and guarantees as ``NAME=VALUE,...``, read once the jobs' names are known."""
+    """Weights, priorities, guarantees and shares of the processors as ``NAME=VALUE,...``, read once names are known."""
     saving: Mapping[str, Setting[str]]
     """How jobs go on with less than their peaks: modes and limits likewise, and tiers."""
 

@@ -312,6 +312,7 @@ _JOB_GAUGES = {
     "limit_bytes": "The most bytes that the job may hold by a limit of its own, 0 without one.",
     "waiting_seconds": "How long the present wait has lasted, 0 if the job does not wait.",
     "out_of_memory": "1 if a request of the job could not be met, else 0.",
+    "compute_ratio": "The most that the job may use of its device's processors, 1 for all of them.",
 }
 _JOB_COUNTERS = {
     "iterations": "Iterations that ended.",
@@ -402,4 +403,6 @@ def _of_jobs(labelled: Sequence[tuple[tuple[str, ...], JobReport]]) -> Iterator[
 def _gauge(job: JobReport, name: str) -> float:
     if name == "out_of_memory":
         return float(job.oom is not None)
+    if name == "compute_ratio":
+        return job.share.compute
     return float(getattr(job, name.replace("_seconds", "_s")))

@@ -1,4 +1,4 @@
-"""What a job gets beside the others, as people write it: weight, priority, and how much slower it may be."""
+"""What a job gets beside the others, as people write it: weight, priority, how much slower it may be, processors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-VARIABLES = {"weight": "ZICO_JOB_WEIGHT", "priority": "ZICO_JOB_PRIORITY", "slo": "ZICO_JOB_SLO"}
+VARIABLES = {
+    "weight": "ZICO_JOB_WEIGHT",
+    "priority": "ZICO_JOB_PRIORITY",
+    "slo": "ZICO_JOB_SLO",
+    "compute": "ZICO_JOB_COMPUTE",
+}
 """Where a job finds its own, by the fields of ``Share``."""
 NO_SLO = "none"
 
@@ -51,13 +56,30 @@ def parse_slo(text: str) -> float | None:
     Raises:
         ConfigError: It is no share, or out of bounds.
     """
-    cleaned = text.strip()
-    if cleaned.lower() == NO_SLO:
+    if text.strip().lower() == NO_SLO:
         return None
-    slo = _number(cleaned.removesuffix("%")) / (100 if cleaned.endswith("%") else 1)
+    slo = _of_one(text)
     if not 0 < slo <= MAX_SLO:
         raise ConfigError(f"{text!r} is not a guarantee: give how much slower than alone the job may be, such as 10%")
     return slo
+
+
+def parse_compute(text: str) -> float:
+    """Return the most that a job may use of its device's processors; 1 is all.
+
+    Raises:
+        ConfigError: It is no share, or out of bounds.
+    """
+    compute = _of_one(text)
+    if not 0 < compute <= 1:
+        raise ConfigError(f"{text!r} is not a share of the processors: give one above 0%, at most 100%, such as 30%")
+    return compute
+
+
+def _of_one(text: str) -> float:
+    """Return a share that is written as such or in percent; no number if it is neither."""
+    cleaned = text.strip()
+    return _number(cleaned.removesuffix("%")) / (100 if cleaned.endswith("%") else 1)
 
 
 def _number(text: str) -> float:
@@ -67,7 +89,7 @@ def _number(text: str) -> float:
         return math.nan
 
 
-_PARSERS = {"weight": parse_weight, "priority": parse_priority, "slo": parse_slo}
+_PARSERS = {"weight": parse_weight, "priority": parse_priority, "slo": parse_slo, "compute": parse_compute}
 
 
 def share_in(environ: Mapping[str, str]) -> Share:
@@ -88,7 +110,7 @@ def share_in(environ: Mapping[str, str]) -> Share:
 
 def variables_of(share: Share) -> dict[str, str]:
     """Return the variables that say this of a job; what is as usual is left out."""
-    fields = {"weight": share.weight, "priority": share.priority, "slo": share.slo}
+    fields = {field: getattr(share, field) for field in VARIABLES}
     usual = Share()
     return {VARIABLES[field]: repr(value) for field, value in fields.items() if value != getattr(usual, field)}
 

@@ -54,7 +54,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 KEYS = (
     *("budget", "device", "policy", "region", "grace", "log-level", "isolate", "mps", "most", "weight", "priority"),
-    *("slo", "save", "limit", "tier", "share-frozen", "reserve", "jobs", "metrics"),
+    *("slo", "compute", "save", "limit", "tier", "share-frozen", "reserve", "jobs", "metrics"),
 )
 """A settings file may have these: the options that are settings."""
 _FILE = "zico.settings_file"
@@ -326,6 +326,7 @@ json_option = click.option(
     metavar="[=FILE]",
     help="Print the figures as JSON, and nothing else to stdout; --json=FILE writes them to FILE.",
 )
+_PERCENT = 0.01
 _TOOK_A_FILE = ("run", "plan", "simulate")
 
 
@@ -405,6 +406,11 @@ def writing_to(path: Path) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------
 
 
+def compute_text(share: Share) -> str:
+    """Return the most that a job may use of the processors; empty: all."""
+    return "" if share.compute == 1 else f"{share.compute:.{0 if share.compute >= _PERCENT else 1}%}"
+
+
 def share_text(share: Share) -> str:
     """Return what a job gets beside the others."""
     parts = [f"weight {share.weight:g}"]
@@ -412,6 +418,8 @@ def share_text(share: Share) -> str:
         parts.append(f"priority {share.priority}")
     if share.slo is not None:
         parts.append(f"at most {share.slo:.0%} slower")
+    if share.compute < 1:
+        parts.append(f"{compute_text(share)} of the processors")
     return ", ".join(parts)
 
 

@@ -4,8 +4,9 @@ A job whose command has no profile yet starts beside jobs that all have one, and
 beside it until it has its own. A job may end without one, or have none after ``PATIENCE_S``. Then
 jobs of its command count with the most that one has held so far. Jobs that never
 join the pool need none of its memory. A profile counts on every device, with the times of the
-device where it was made. Jobs of others, whom a daemon serves, too, count with the most that they
-have held.
+device where it was made. It counts for jobs that get the same share of the processors: with another
+one, an iteration takes another time. Jobs of others, whom a daemon serves, too, count with the most
+that they have held.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from zico.scheduler.simulate import Load
     from zico.scheduler.state import Profile
 
-    Kind = tuple[str, ...]
+    Kind = tuple[tuple[str, ...], float]
+    """The words of a command that jobs have in common, and their share of the processors, 1: all."""
 
 _NS_A_SECOND = 1e9
 PATIENCE_S = 120.0
@@ -52,6 +54,7 @@ class RoomByFit:
         policy: str,
         region_bytes: Sequence[int],
         *,
+        compute: Mapping[str, float] | None = None,
         by_memory: bool = True,
         tell: Callable[[str], None] = lambda _text: None,
         clock: Callable[[], float] = time.monotonic,
@@ -62,12 +65,14 @@ class RoomByFit:
             jobs: All jobs of the sweep.
             policy: The scheduler of the run.
             region_bytes: Of each pool, by its number.
+            compute: By the names of their owners, the share of the processors that jobs get; 1 is all.
             by_memory: A job may start only where memory has room for it; else everywhere, and this
                 tells only where it is slowed least.
             tell: Gets a line where no profile is waited for any more.
             clock: Returns seconds.
         """
-        self._kinds = {name: job.kind for job in jobs for name in (job.name, job.name + AGAIN)}
+        self._compute = dict(compute or {})
+        self._kinds = {name: self._kind_of(job) for job in jobs for name in (job.name, job.name + AGAIN)}
         self._policy = policy
         self._region_bytes = tuple(region_bytes)
         self._by_memory = by_memory
@@ -111,9 +116,14 @@ class RoomByFit:
         if not figures.framework:
             return  # it never was in the pool
         peak_bytes = figures.peak_bytes + sum(one.peak_bytes for one in figures.other_processes)
-        self._most_bytes[job.kind] = max(self._most_bytes[job.kind], peak_bytes)
+        kind = self._kind_of(job)
+        self._most_bytes[kind] = max(self._most_bytes[kind], peak_bytes)
         if figures.exit_code == 0:
-            self._ended.setdefault(job.kind, (number, job.name))
+            self._ended.setdefault(kind, (number, job.name))
+
+    def _kind_of(self, job: SweepJob) -> Kind:
+        """Return what a job has in common with those that need about the same memory for as long."""
+        return job.kind, self._compute.get(job.owner, 1.0)
 
     def _note_peaks(self, number: int, pool: PoolNow) -> None:
         """Take in what the jobs in a pool have held, and since when each is there."""
@@ -123,7 +133,8 @@ class RoomByFit:
             held[owner_of(member.name, names) or ""] += member.peak_bytes
         for job in pool.running:
             self._since_s.setdefault((number, job.name), self._clock())
-            self._most_bytes[job.kind] = max(self._most_bytes[job.kind], held[job.name])
+            kind = self._kind_of(job)
+            self._most_bytes[kind] = max(self._most_bytes[kind], held[job.name])
 
     def _offers(
         self, candidate: SweepJob, pools: Mapping[int, PoolNow], records: Mapping[int, Record | None]
@@ -150,21 +161,22 @@ class RoomByFit:
         if record is None and pool.running:
             return self._closed(pool)
         budget_bytes = pool.budget_bytes if record is None else int(record.budget_bytes[-1])
-        kinds = [job.kind for job in pool.running if job.kind not in self._outside]
+        own_kind, all_kinds = self._kind_of(candidate), [*map(self._kind_of, pool.running)]
+        kinds = [kind for kind in all_kinds if kind not in self._outside]
         offer = Offer(
             budget_bytes=budget_bytes,
             free_bytes=pool.free_bytes,
             jobs=len(pool.running),
-            unknown=sum(not self._is_known(job.kind) for job in pool.running),
+            unknown=sum(not self._is_known(kind) for kind in all_kinds),
         )
         if not all(map(self._is_known, kinds)):
             return dataclasses.replace(offer, may_start=not self._by_memory)
-        if not self._is_known(candidate.kind):
+        if not self._is_known(own_kind):
             return offer
         left_bytes = budget_bytes - pool.others_bytes
         before = self._fit(kinds, number, left_bytes)
-        after = self._fit([candidate.kind, *kinds], number, left_bytes)
-        its = self._loads.get(candidate.kind, ())
+        after = self._fit([own_kind, *kinds], number, left_bytes)
+        its = self._loads.get(own_kind, ())
         own = len(its) or 1
         if before is None or after is None:
             return dataclasses.replace(offer, may_start=not self._by_memory, normalised=0.0)
@@ -189,8 +201,9 @@ class RoomByFit:
         now_s = self._clock()
         for number, pool in pools.items():
             for job in pool.running:
-                if job.kind not in self._outside and now_s - self._since_s[number, job.name] >= PATIENCE_S:
-                    self._count_by_peak(job.kind, f"{job.name} has no profile after {PATIENCE_S:.0f} s")
+                kind = self._kind_of(job)
+                if kind not in self._outside and now_s - self._since_s[number, job.name] >= PATIENCE_S:
+                    self._count_by_peak(kind, f"{job.name} has no profile after {PATIENCE_S:.0f} s")
 
     def _count_by_peak(self, kind: Kind, why: str) -> None:
         if self._is_known(kind):
@@ -209,7 +222,7 @@ class RoomByFit:
             return False
         seen = self._seen[number]
         seen |= {job.name for job in running}
-        self._kinds |= {job.name: job.kind for job in running}
+        self._kinds |= {job.name: self._kind_of(job) for job in running}
         if record is self._records[number]:  # older than the end of some that run no more
             return False
         self._records[number] = record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from zico.base.errors import ConfigError, sentence_of
-from zico.base.settings import fitting_name, kind_of
+from zico.base.mps import daemon_at
+from zico.base.settings import HOST, fitting_name, kind_of
 from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
 from zico.cli.daemon import find_daemons, renamed, tell_settings
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from zico.base.settings import Setting, Settings
+    from zico.cli.daemon import Found
     from zico.launch.jobs import Command
     from zico.report.model import Record
 
@@ -84,6 +87,12 @@ All options but --name, --json, --report, --quiet, --grid, --jobs-file, --at-mos
     help="Jobs of a higher priority start first (default: 0).",
 )
 @setting("--slo", multiple=True, metavar="NAME=10%", help="By how much a job may be slower than alone.")
+@setting(
+    "--compute",
+    multiple=True,
+    metavar="NAME=30%",
+    help="The most that a job may use of the processors: of the host's, or, with --mps, of a GPU's.",
+)
 @setting(
     "--save",
     multiple=True,
@@ -174,7 +183,7 @@ def run(
     named = named_commands(ctx)
     daemons, devices = find_daemons(ctx, len(named))
     taken = {job.name for found in daemons if found.status is not None for job in found.status.jobs}
-    wanted = renamed(_with_shares(named, devices), taken)
+    wanted = renamed(_with_shares(named, daemons, devices), taken)
     _prepare(json_path, report_dir, devices)
     with Display([command.name for command in wanted], quiet=quiet, json_path=json_path) as display:
         tell_settings(display, daemons, devices)
@@ -213,7 +222,7 @@ def _sweep(ctx: click.Context, sweep: Sweep, file: SweepFile | None) -> int:
     json_path, report_dir = ctx.params["json_path"], ctx.params["report_dir"]
     at_most = parse_at_most(ctx.params["at_most"])
     daemons, devices = find_daemons(ctx, min(at_most.jobs, len(sweep.jobs)))
-    owners = _with_shares(owners_of(sweep), devices)
+    owners = _with_shares(owners_of(sweep), daemons, devices)
     _prepare(json_path, report_dir, devices)
     with file or create_file(sweep, ctx.params["jobs_file"], report_dir) as used:
         report, results, code = run_sweep(
@@ -232,11 +241,15 @@ def _sweep(ctx: click.Context, sweep: Sweep, file: SweepFile | None) -> int:
     )
 
 
-def _with_shares(commands: tuple[Command, ...], devices: Sequence[Settings]) -> tuple[Command, ...]:
+def _with_shares(
+    commands: tuple[Command, ...], daemons: Sequence[Found], devices: Sequence[Settings]
+) -> tuple[Command, ...]:
     """Return the commands with what each is to get, and how it is to go on with less on each device."""
     names = tuple(command.name for command in commands)
     first, *others = devices
     shares = shares_of(*_told(first.shares), names)
+    if any(share.compute < 1 for share in shares.values()):
+        _check_mps(first.shares["compute"].origin, daemons, devices)
     most = max(devices, key=lambda settings: settings.budget_bytes.value)
     largest = (most.device.value, most.budget_bytes.value) if others else None
     on_each = []
@@ -253,6 +266,21 @@ def _with_shares(commands: tuple[Command, ...], devices: Sequence[Settings]) -> 
         )
         for command in commands
     )
+
+
+def _check_mps(origin: str, daemons: Sequence[Found], devices: Sequence[Settings]) -> None:
+    """Refuse shares of a GPU's processors where no MPS divides them.
+
+    Raises:
+        ConfigError: Jobs on one of the devices will take turns.
+    """
+    for found, settings in zip(daemons, devices, strict=True):
+        has_mps = (settings.mps.value and found.joins is None) or daemon_at(os.environ) is not None
+        if kind_of(settings.device.value) != HOST and not has_mps:
+            raise ConfigError(
+                f"{origin}: jobs on {settings.device.value} take turns, each with all its processors: "
+                "give --mps, or leave it out"
+            )
 
 
 def _told(chosen: Mapping[str, Setting[str]]) -> tuple[dict[str, str], dict[str, str]]:

@@ -187,7 +187,8 @@ def run_sweep(  # noqa: PLR0913 - each has a name
 
                 regions = [settings.region_bytes.value for settings in devices]
                 policy, by_memory = devices[0].policy.value, at_most.by_memory
-                room = RoomByFit(jobs, policy, regions, by_memory=by_memory, tell=display.message)
+                compute = {name: owner.share.compute for name, owner in of_owner.items()}
+                room = RoomByFit(jobs, policy, regions, compute=compute, by_memory=by_memory, tell=display.message)
             queue = Queue(file.left, file.results, at_most=at_most.jobs, room=room, owners=of_owner, ended=file.add)
             tell_settings(display, daemons, devices)
             display.message(f"{len(file.left)} jobs, at most {at_most.jobs} at once; {file.path} says which have ended")

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import msgspec
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +17,7 @@ from zico.base.units import format_bytes
 from zico.broker.protocol.messages import Change, Share
 from zico.broker.shares import parse_weight
 from zico.cli.display import colour_of
-from zico.cli.options import share_text
+from zico.cli.options import compute_text, share_text
 from zico.launch.brokers import size_bytes_of
 from zico.report.model import state_of, waits_for
 from zico.report.table import outside_lines, shared_text
@@ -284,11 +285,12 @@ def _fill(number: int) -> str:
 
 
 _COLUMNS = (
-    *("", "job", "it/s", "iterations", "now", "peak", "shared", "grows", "claim", "limit", "share", "moved", "state"),
+    *("", "job", "it/s", "iterations", "now", "peak", "shared", "grows", "claim", "limit", "compute", "share"),
+    *("moved", "state"),
 )
 _LEFT = ("", "job", "share", "moved", "state")
-_IF_ANY = ("shared", "grows", "limit", "share", "moved")
-_DISPENSABLE = ("share", "iterations", "limit", "claim", "moved", "shared", "peak", "grows")
+_IF_ANY = ("shared", "grows", "limit", "compute", "share", "moved")
+_DISPENSABLE = ("share", "iterations", "limit", "compute", "claim", "moved", "shared", "peak", "grows")
 """Columns go in this order where the terminal is narrow."""
 _MARK_CELLS, _GAP_CELLS = 2, 2
 _STATE_CELLS = 24  # what a state needs at least: its end may be cut
@@ -323,6 +325,7 @@ def _shown(rows: Sequence[tuple[str, ...]], width: int) -> tuple[list[str], int]
 
 
 def _row(job: JobReport, jobs: tuple[JobReport, ...], rate: float) -> tuple[str, ...]:
+    beside = msgspec.structs.replace(job.share, compute=1.0)  # what it gets but for processors
     return (
         "",
         job.name,
@@ -334,7 +337,8 @@ def _row(job: JobReport, jobs: tuple[JobReport, ...], rate: float) -> tuple[str,
         f"+{format_bytes(job.growth_bytes)}/it" if job.growth_bytes else "",
         format_bytes(job.claim_bytes),
         format_bytes(job.limit_bytes) if job.limit_bytes else "",
-        share_text(job.share) if job.share != Share() else "",
+        compute_text(job.share),
+        share_text(beside) if beside != Share() else "",
         _moved(job),
         _state(job, jobs),
     )

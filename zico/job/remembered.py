@@ -11,7 +11,8 @@ Theory of operation
 
     Two runs are of the same job if they have the same script, to the byte, and the same arguments,
     but for the directories in these. Framework, device, sizes of regions and of tensors in the pool
-    count, too. What else may change, such as a module of the user's, shows in the first iteration.
+    count, too. So does the job's share of the processors, since its iterations take as long as that
+    lets them. What else may change, such as a module of the user's, shows in the first iteration.
 
     A file is one array as NumPy saves it, as the arrays of a record file are.
 
@@ -110,6 +111,7 @@ def _facts(session: Session, framework: str) -> tuple[object, ...]:
         session.pool.region_bytes,
         int(session.heap.record[0]["threshold_bytes"]),
         os.environ.get("RANK", ""),
+        session.settings.share.compute,
     )
 
 

@@ -47,7 +47,7 @@ def host_memory(
     total_bytes, available_bytes = machine.total, machine.available
     promised_bytes = max(0, shown_budgets_bytes(proc) - machine.shared)
     left_bytes = max(available_bytes - promised_bytes, available_bytes // LEAST_LEFT)
-    for directory in _cgroup_directories(cgroup_root, cgroup_of_self):
+    for directory in cgroup_directories(cgroup_root, cgroup_of_self, "memory"):
         for limit_file, use_file in _CGROUP_FILES:
             limit_bytes = _read_bytes(directory / limit_file)
             if limit_bytes is None or limit_bytes >= machine.total:
@@ -58,17 +58,23 @@ def host_memory(
     return DeviceMemory(total_bytes, available_bytes, promised_bytes=max(0, available_bytes - left_bytes))
 
 
-def _cgroup_directories(root: Path, of_self: Path) -> Iterator[Path]:
-    """Yield the directories of this process's groups up to the root: a limit applies to all below it."""
+def cgroup_directories(root: Path, of_self: Path, controller: str) -> Iterator[Path]:
+    """Yield the directories of this process's groups up to the root: a limit applies to all below it.
+
+    Args:
+        root: Where control groups are mounted.
+        of_self: What says which groups this process is in.
+        controller: Of version 1 the groups of this one, such as ``memory``; version 2 has one tree.
+    """
     try:
         lines = of_self.read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        base = root / "memory" if controllers else root
+        base = root / controller if controllers else root
         group = base / path.lstrip("/")
         yield group
         yield from (parent for parent in group.parents if parent.is_relative_to(base))

@@ -281,6 +281,8 @@ class Job:
         self.command = command
         self.child: Child | None = None
         self.exit_code: int | None = None
+        self.processors: frozenset[int] = frozenset()
+        """Those of the host on which it runs, if it has a share of them; else none."""
         self.wall_s = 0.0
         self.ended_s = 0.0
         """When it ended, on the monotonic clock."""

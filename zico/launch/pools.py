@@ -7,7 +7,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
-from zico.base.mps import daemon_at
+from zico.base.mps import PERCENTAGE_VARIABLE, daemon_at
 from zico.base.settings import HOST, kind_of
 from zico.broker.protocol.messages import Report
 from zico.launch.broker import BrokerProcess, JoinedBroker
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from zico.base.settings import Setting, Settings
     from zico.broker.metrics import Address
-    from zico.broker.protocol.messages import JobReport, Outside
+    from zico.broker.protocol.messages import JobReport, Outside, Share
     from zico.launch.broker import RunBroker
     from zico.launch.jobs import Listener
     from zico.launch.watchdog import Watchdog
@@ -108,6 +108,12 @@ class Pool:
             )
         stack.callback(self.broker.close, guardian)
         return told
+
+    def environ_for(self, share: Share) -> dict[str, str]:
+        """Return the environment of a job in the pool; on a GPU with the most that MPS lets it use."""
+        if share.compute == 1 or kind_of(self.device) == HOST:
+            return self.environ
+        return {**self.environ, PERCENTAGE_VARIABLE: f"{100 * share.compute:g}"}
 
     @property
     def metrics(self) -> Setting[str] | None:

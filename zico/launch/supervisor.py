@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import os
 import secrets
 import signal
@@ -28,7 +29,7 @@ import msgspec
 from zico.base.logged import MOST_NAMES, values_in
 from zico.base.paths import CACHE_VARIABLE, cache_root
 from zico.base.rundir import PRIVATE_MODE, run_directory
-from zico.base.settings import STARTING_VARIABLE
+from zico.base.settings import HOST, STARTING_VARIABLE, kind_of
 from zico.launch.broker import READY_S
 from zico.launch.figures import JobOutcome, Outcome, job_figures
 from zico.launch.jobs import Job, Listener, Stream, job_environment
@@ -36,6 +37,7 @@ from zico.launch.outsiders import Outsiders
 from zico.launch.placement import Offer, choose
 from zico.launch.pools import Metrics, Pool
 from zico.launch.processes import readable, within
+from zico.launch.processors import Processors, limited_to
 from zico.launch.queue import PoolNow, tells_out_of_memory
 from zico.launch.watchdog import BEGIN_S, Watchdog, send
 from zico.report.model import JobProgress, PoolProgress, Snapshot
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from zico.broker.protocol.messages import Report, Status
+    from zico.broker.protocol.messages import Report, Share, Status
     from zico.launch.jobs import Command
     from zico.launch.pools import Target
     from zico.launch.queue import Queue
@@ -54,6 +56,7 @@ TICK_S = 0.25
 LOOK_S = 2.0
 """How often the queue of a sweep is asked while nothing has ended: a profile may have become known."""
 _MAY_PAGE = ("page", "auto")
+_NOTABLE = 0.005  # a share that differs by so much looks otherwise in whole percents
 TERM_S = 2.0
 """How long a job may take after the SIGTERM that follows an unheeded SIGINT."""
 
@@ -196,15 +199,40 @@ class Supervisor:
         self._placed[command.name] = number
         if len(self.pools) > 1:
             self._listener.message(f"{command.name} starts on {pool.device}")
-        environ = job_environment(
-            *(pool.environ, pool.broker.socket, command.name, command.share, command.wish_on(number)), run=pool.run
-        )
-        environ[STARTING_VARIABLE] = f"{READY_S:g}"
-        problem = job.start(environ, takes_input=takes_input)
+        with contextlib.ExitStack() as starting:
+            share = self._limited(job, pool, starting)
+            job.command = dataclasses.replace(command, share=share)
+            environ = job_environment(
+                *(pool.environ_for(share), pool.broker.socket, command.name, share, command.wish_on(number)),
+                run=pool.run,
+            )
+            environ[STARTING_VARIABLE] = f"{READY_S:g}"
+            problem = job.start(environ, takes_input=takes_input)
         if problem is not None:
             self._listener.problem(problem)
         elif job.child is not None:
             guardian.add(job.child.pid)
+
+    def _limited(self, job: Job, pool: Pool, starting: contextlib.ExitStack) -> Share:
+        """Limit this thread to the processors of the host that a job may use; return what the job then has."""
+        name, share = job.command.name, job.command.share
+        if share.compute == 1 or kind_of(pool.device) != HOST:
+            return share
+        usable = Processors.usable()
+        chosen = usable.chosen(share.compute, (one.processors for one in self._jobs if one.living))
+        try:
+            starting.enter_context(limited_to(chosen))
+        except OSError as error:
+            self._listener.problem(f"{name} runs on all processors: the kernel does not limit it ({error.strerror})")
+            return msgspec.structs.replace(share, compute=1.0)
+        job.processors = chosen
+        has = min(1.0, len(chosen) / usable.count)
+        if abs(has - share.compute) >= _NOTABLE:
+            self._listener.message(
+                f"{name} gets {len(chosen)} of {usable.count} processors, {has:.0%} and not {share.compute:.0%}: "
+                "a share is in whole ones"
+            )
+        return msgspec.structs.replace(share, compute=has)
 
     async def _run_queue(self, queue: Queue, guardian: Watchdog) -> None:
         """Start jobs as the queue lets them until none is left, or a signal or the brokers' end stops it."""

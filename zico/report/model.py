@@ -62,6 +62,8 @@ class JobFigures(ProcessFigures, frozen=True, kw_only=True):
     weight: float = 1.0
     priority: int = 0
     slo: float | None = None
+    compute: float = 1.0
+    """The most that it could use of its device's processors, 1: all."""
     logged: dict[str, float] = msgspec.field(default_factory=dict)
     """The last of each number that the job has logged (``zico.log``)."""
     attribution: Attribution | msgspec.UnsetType = msgspec.UNSET

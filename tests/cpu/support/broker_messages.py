@@ -30,7 +30,7 @@ CLIENT_EXAMPLES: tuple[m.ClientMessage, ...] = (
     ),
     m.Goodbye(),
 )
-SHARE = m.Share(weight=999.9, priority=-m.MAX_PRIORITY, slo=0.123456789)
+SHARE = m.Share(weight=999.9, priority=-m.MAX_PRIORITY, slo=0.123456789, compute=0.123456789)
 SAVING = m.Saving(
     how="swap",
     planner='"' * m.MAX_PLANNER_CHARS,

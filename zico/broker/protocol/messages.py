@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from zico.base.settings import DEFAULT_LOG_LEVEL
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 144 * 1024
@@ -86,6 +86,7 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Weight = Annotated[float, Meta(gt=0, le=MAX_WEIGHT)]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Slo = Annotated[float, Meta(gt=0, le=MAX_SLO)]
+Compute = Annotated[float, Meta(gt=0, le=1)]
 ContentKey = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 """What names a content that jobs share (``zico.broker.frozen``): equal where the bytes are."""
 Found = Literal["here", "fill", "busy", "full"]
@@ -113,6 +114,8 @@ class Share(msgspec.Struct, frozen=True):
     """Its turn comes before that of any lower one."""
     slo: Slo | None = None
     """By how much it may be slower than alone, 0.1: a tenth; ``None``: nothing is promised."""
+    compute: Compute = 1.0
+    """The most that it may use of its device's processors, 1: all; fixed when it is started."""
 
 
 DEFAULT_SHARE = Share()
