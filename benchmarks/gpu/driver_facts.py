@@ -30,7 +30,7 @@ from zico.base.errors import ConfigError, DriverError
 from zico.base.units import GIB, MIB
 from zico.broker.outside import use_of
 from zico.device.api import close_descriptors
-from zico.device.cuda import CudaDriver, bindings
+from zico.device.cuda import CudaDriver, bindings, checkpoint
 from zico.device.cuda.facts import device_uuids, probe
 
 if TYPE_CHECKING:
@@ -308,6 +308,37 @@ def _importing(descriptor: int) -> None:
         signal.pause()
 
 
+def _aside(descriptor: int, *, imports: bool) -> None:
+    """Put a context aside and take it up again, and say how long each took, or what the driver said."""
+    driver = CudaDriver(0)
+    driver.context.retain()
+    if imports:
+        driver.import_pieces([descriptor], POOLED_BYTES)
+    found: dict[str, Any] = {"refused": ""}
+    try:
+        for name, do in (("aside_ms", checkpoint.put_aside), ("back_ms", checkpoint.take_up)):
+            begun_ns = time.perf_counter_ns()
+            do(driver.call)
+            found[name] = (time.perf_counter_ns() - begun_ns) / 1e6
+    except DriverError as error:
+        found["refused"] = str(error)
+    _say(json.dumps(found))
+
+
+def context_put_aside() -> dict[str, Any]:
+    """Return whether a process can put its context aside, also one that has imported memory as a pool's jobs do."""
+    found = {}
+    for helper_name in ("aside", "aside_importing"):
+        with contextlib.ExitStack() as stack:
+            driver = stack.enter_context(contextlib.closing(CudaDriver(0)))
+            made = stack.enter_context(driver.create_memory(POOLED_BYTES, "facts"))
+            (descriptor,) = driver.export_pieces(made)
+            helper = stack.enter_context(Helper(helper_name, descriptor))
+            found[helper_name] = json.loads(helper.line)
+            os.close(descriptor)
+    return found
+
+
 def listing() -> dict[str, Any]:
     """Return for whom the management library lists memory that a process without a context shares with another one."""
     uuid = device_uuids()[0]
@@ -380,13 +411,15 @@ FACTS: dict[str, Callable[[], dict[str, Any]]] = {
     fact.__name__: fact
     for fact in (
         *(device, calls_without_context, calls_with_context, import_in_exporter, reservations, descriptors),
-        *(stream_write, wait_across_processes, context, listing, killed_with_forked_child),
+        *(stream_write, wait_across_processes, context, context_put_aside, listing, killed_with_forked_child),
     )
 }
 HELPERS: dict[str, Callable[[int], None]] = {
     "peer": _peer,
     "context": _context,
     "importing": _importing,
+    "aside": functools.partial(_aside, imports=False),
+    "aside_importing": functools.partial(_aside, imports=True),
     "forking": _forking,
     "letting_go": functools.partial(_forking, lets_go=True),
 }

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from gpu.test_next_tier import OLDEST
-
 from support.harness import until
+
 from zico.heap import allocator
 
 PATIENCE_S = 20.0

@@ -18,6 +18,7 @@ from process.support.cuda_twin import Process, compile_once
 from process.support.cuda_twin_broker import Broker
 from support.harness import FRAMEWORK as SCRIPTS
 from zico.adapters import torch_cuda_memory, torch_pools
+
 from zico.broker.protocol.messages import Change
 
 if TYPE_CHECKING:
@@ -208,9 +209,15 @@ def test_two_jobs_hand_their_memory_to_each_other(broker: Broker, note: dict[str
     assert is_whole(broker)
 
 
-def test_a_paused_jobs_memory_leaves_the_gpu_and_comes_back(broker: Broker, note: dict[str, Any]) -> None:
-    """Every byte is at its address again, also in the memory of a CUDA graph, and another job had all of the budget."""
-    environ = {**broker.environ, "ZICO_SOCKET": str(broker.socket)}
+@pytest.mark.parametrize("context", ["off", "on"])
+def test_a_paused_jobs_memory_leaves_the_gpu_and_comes_back(
+    broker: Broker, note: dict[str, Any], context: str
+) -> None:
+    """Every byte is at its address again, also in the memory of a CUDA graph, and another job had the budget.
+
+    With its context put aside, no call of the job gets through meanwhile.
+    """
+    environ = {**broker.environ, "ZICO_SOCKET": str(broker.socket), "ZICO_MOVE_CONTEXT": context}
     with Process(JOB, "pool", "moves_out", **environ, ZICO_JOB="paused") as job:
         assert job.line() == turns.READY
         broker.client.change(Change(job="paused", paused=True, move=True))
@@ -226,6 +233,7 @@ def test_a_paused_jobs_memory_leaves_the_gpu_and_comes_back(broker: Broker, note
         "is_equal": [True] * 5,
         "is_where_it_was": True,
         "evicted_bytes": moved_bytes,
+        "put_aside": int(context == "on"),
         **CLEAN,
     }
     assert is_whole(broker)

@@ -621,6 +621,7 @@ def moves_out() -> dict[str, Any]:
         "is_equal": is_equal,
         "is_where_it_was": addresses == [one.data_ptr() for one in kept],
         "evicted_bytes": status["evicted_bytes"] if status else 0,
+        "put_aside": driver.counter("put_aside").value,
     }
     del kept, source, graphs
     gc.collect()

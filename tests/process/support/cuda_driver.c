@@ -24,7 +24,7 @@ typedef uint64_t u64;
 typedef void *any;
 enum {
   SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
-  INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_TIMEOUT = 702,
+  INVALID_HANDLE = 400, ILLEGAL_STATE = 401, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_TIMEOUT = 702,
   NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, UNKNOWN = 999
 };
 enum { GRANULE = 2 << 20, PAGE = 4096, MOST_DEVICES = 4, PAUSE_US = 50, MOST_CONTEXTS = 16 };
@@ -35,7 +35,7 @@ enum { GRANULE = 2 << 20, PAGE = 4096, MOST_DEVICES = 4, PAUSE_US = 50, MOST_CON
 u64 total_bytes = 1ull << 30;      /* of each device; SOFTWARE_BYTES */
 int devices = 1;                   /* SOFTWARE_DEVICES */
 u64 deadline_s = 20;               /* of every wait */
-u64 used_bytes, kernels_launched, nodes_launched, bad_calls;
+u64 used_bytes, kernels_launched, nodes_launched, bad_calls, put_aside;
 
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static pthread_cond_t blocked = PTHREAD_COND_INITIALIZER;
@@ -44,10 +44,36 @@ static enum { FRESH, READY, FORKED } state; /* of this process's driver */
 enum { SLOTS = 1024 };
 static struct { any function; const char *name; u64 calls; } counted[SLOTS];
 static int is_traced;
+
+/* -- contexts that are put aside: every call but these waits. They are not counted, so they do not. */
+static enum { RUNNING, LOCKED, ASIDE } process;
+static pthread_mutex_t process_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t unlocked = PTHREAD_COND_INITIALIZER;
+static NOT_COUNTED int change(int pid, int from, int to) {
+  if (pid != getpid()) return INVALID_VALUE;
+  pthread_mutex_lock(&process_lock);
+  int status = (int)process == from ? SUCCESS : ILLEGAL_STATE;
+  if (status == SUCCESS) __atomic_store_n(&process, to, __ATOMIC_RELEASE);
+  put_aside += status == SUCCESS && to == ASIDE;
+  pthread_cond_broadcast(&unlocked);
+  pthread_mutex_unlock(&process_lock);
+  return status;
+}
+NOT_COUNTED int cuCheckpointProcessLock(int pid, any arguments) { return change(pid, RUNNING, LOCKED); }
+NOT_COUNTED int cuCheckpointProcessCheckpoint(int pid, any arguments) { return change(pid, LOCKED, ASIDE); }
+NOT_COUNTED int cuCheckpointProcessRestore(int pid, any arguments) { return change(pid, ASIDE, LOCKED); }
+NOT_COUNTED int cuCheckpointProcessUnlock(int pid, any arguments) { return change(pid, LOCKED, RUNNING); }
+static NOT_COUNTED void await_unlocked(void) {
+  pthread_mutex_lock(&process_lock);
+  while (process != RUNNING) pthread_cond_wait(&unlocked, &process_lock);
+  pthread_mutex_unlock(&process_lock);
+}
+
 NOT_COUNTED void __cyg_profile_func_enter(any function, any site) {
   for (u64 i = (u64)function >> 4;; i++) {
     any known = __atomic_load_n(&counted[i % SLOTS].function, __ATOMIC_ACQUIRE);
     if (known == function) {
+      if (counted[i % SLOTS].name && __atomic_load_n(&process, __ATOMIC_ACQUIRE) != RUNNING) await_unlocked();
       __atomic_fetch_add(&counted[i % SLOTS].calls, 1, __ATOMIC_RELAXED);
       if (is_traced && counted[i % SLOTS].name) dprintf(2, "%s\n", counted[i % SLOTS].name);
       return;

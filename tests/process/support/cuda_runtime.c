@@ -291,5 +291,10 @@ NOT_HERE(cudaLibraryGetKernel, cudaKernel_t *kernel, cudaLibrary_t library, cons
 NOT_HERE(cudaLibraryLoadData, cudaLibrary_t *library, const void *code, enum cudaJitOption *options, void **values,
     unsigned n, enum cudaLibraryOption *more, void **more_values, unsigned n_more)
 NOT_HERE(cudaLibraryUnload, cudaLibrary_t library)
+NOT_HERE(cudaDeviceGetGraphMemAttribute, int device, enum cudaGraphMemAttributeType a, void *value)
+NOT_HERE(cudaDeviceSetGraphMemAttribute, int device, enum cudaGraphMemAttributeType a, void *value)
+NOT_HERE(cudaUserObjectCreate, cudaUserObject_t *object, void *what, cudaHostFn_t destroy, unsigned n, unsigned flags)
+NOT_HERE(cudaUserObjectRelease, cudaUserObject_t object, unsigned n)
+NOT_HERE(cudaGraphRetainUserObject, cudaGraph_t graph, cudaUserObject_t object, unsigned n, unsigned flags)
 NOT_HERE(cudaKernelSetAttributeForDevice, cudaKernel_t kernel, enum cudaFuncAttribute a, int value, int device)
 #endif

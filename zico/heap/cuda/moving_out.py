@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from numba import types
 
-from zico.base.compiled import callback, compiled, inlined, keep_out_of_line, record_at
+from zico.base.compiled import callback, compare_exchange, compiled, inlined, keep_out_of_line, record_at
 from zico.base.libc import monotonic_ns, private_lock, private_unlock, sleep_for
 from zico.device.exchange import put_in_piece, put_in_pinned
 from zico.heap import evicting
@@ -56,6 +56,12 @@ _I64 = types.int64
 _MOVES = -1
 
 
+@inlined
+def _let_go(held: int) -> None:
+    if is_initialized() != 0:
+        leave_global_lock(held)
+
+
 @compiled
 def _hold_still(heap: HeapRecord) -> int:
     """Take Python's global lock once nothing of the job runs on the device. Leaves the heap's mutex meanwhile.
@@ -68,19 +74,18 @@ def _hold_still(heap: HeapRecord) -> int:
         events = heap.events
         private_unlock(heap.mutex_address)
         sleep_for(QUIET_NS)
-        held = take_global_lock() if is_initialized() != 0 else 0  # before the mutex: others may wait for that with it
         private_lock(heap.mutex_address)
-        if events == heap.events and streams.synchronize(heap) and heap.streams.lost == 0:
-            return held
-        if is_initialized() != 0:
-            leave_global_lock(held)
+        streams.synchronize(heap)  # before the global lock, which functions of the host on a stream may wait for
+        private_unlock(heap.mutex_address)
+        held = take_global_lock() if is_initialized() != 0 else 0
+        if compare_exchange(heap.mutex_address, 0, 1) == 0:  # no wait: each lock may be held by who wants the other
+            if events == heap.events and streams.synchronize(heap) and heap.streams.lost == 0:
+                return held
+            _let_go(held)
+        else:
+            _let_go(held)
+            private_lock(heap.mutex_address)
     return _MOVES
-
-
-@inlined
-def _let_go(held: int) -> None:
-    if is_initialized() != 0:
-        leave_global_lock(held)
 
 
 # -- out of the budget -----------------------------------------------------------------------------
