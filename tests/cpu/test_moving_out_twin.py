@@ -109,6 +109,8 @@ def test_what_a_paused_job_keeps_is_anothers_until_it_goes_on(isolate: bool) -> 
             other.free(theirs)
             other.settle()
         assert (evicted(job), job.job["held"], world.twin.pinned_bytes) == (0, n, 0)
+        mine = world.pool.regions["owner"] == job.place
+        assert (world.pool.regions["last_owner"][mine] == job.place).all() or not isolate  # no other's bytes are there
         use_all(*kept)
 
 
@@ -154,6 +156,10 @@ def test_a_job_goes_on_in_pinned_memory_and_has_its_own_at_the_next_boundary() -
         assert (evicted(job), world.twin.pinned_bytes) == (2, 2 * REGION_BYTES)
         other.free(theirs)
         other.settle()
+        large = got(job.allocate((BUDGET - 1) * REGION_BYTES))  # there is no room for this and what is away
+        assert evicted(job) == 2, "nothing comes back in an iteration: kernels may run"
+        job.free(large)
+        job.settle()
         job.mark()
         relocate(world, job)
         assert (evicted(job), world.twin.pinned_bytes) == (0, 0)

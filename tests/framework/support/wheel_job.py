@@ -16,6 +16,7 @@ import io
 import itertools
 import json
 import sys
+import threading
 import warnings
 import zlib
 from types import SimpleNamespace
@@ -605,6 +606,25 @@ def _is_whole() -> dict[str, Any]:
     return found | {"left_bytes": live_bytes() - before}
 
 
+@contextlib.contextmanager
+def _copying_all_along(first: Any, second: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - tensors
+    """Let a thread copy one tensor to another, for which it needs no memory; at the end it says what was raised."""
+    has_ended = threading.Event()
+    found: dict[str, Any] = {}
+
+    def copy() -> None:
+        while not has_ended.is_set():
+            second.copy_(first)
+
+    thread = threading.Thread(target=lambda: found.update(raised=raised(copy)))
+    thread.start()
+    try:
+        yield found
+    finally:
+        has_ended.set()
+        thread.join()
+
+
 def moves_out() -> dict[str, Any]:
     """Keep tensors, in a graph's memory and beside it, over an iteration's end at which they leave and come back."""
     kept = [torch.full((elements,), float(elements)).cuda() for elements in (8 * ELEMENTS, ELEMENTS, 100)]
@@ -612,9 +632,10 @@ def moves_out() -> dict[str, Any]:
     graphs = [_captured(source)]
     addresses = [one.data_ptr() for one in kept]
     step()
-    turns.say(turns.READY)
-    sys.stdin.readline()
-    step()
+    with _copying_all_along(*(torch.ones(ELEMENTS).cuda() for _ in range(2))) as copied:
+        turns.say(turns.READY)
+        sys.stdin.readline()
+        step()
     is_equal = [bool((one.cpu() == one.numel()).all()) for one in kept] + _replayed(source, *graphs)
     status = session.status()
     found = {
@@ -622,6 +643,7 @@ def moves_out() -> dict[str, Any]:
         "is_where_it_was": addresses == [one.data_ptr() for one in kept],
         "evicted_bytes": status["evicted_bytes"] if status else 0,
         "put_aside": driver.counter("put_aside").value,
+        "raised": copied["raised"],
     }
     del kept, source, graphs
     gc.collect()
