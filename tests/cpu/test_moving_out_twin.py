@@ -282,7 +282,7 @@ def aside_of(job: TwinTenant) -> ContextAside:
 
 
 @contextlib.contextmanager
-def resting(world: World, job: TwinTenant) -> Iterator[threading.Thread]:
+def moved_aside(world: World, job: TwinTenant) -> Iterator[threading.Thread]:
     """Keep a job at its boundary with nothing in the budget, and put its context aside until it is resumed."""
     world.pool.pause(job.place, move=True)
     aside = aside_of(job)
@@ -307,7 +307,7 @@ def test_the_context_leaves_the_gpu_when_all_that_the_job_keeps_is_away() -> Non
     with worlds(context_bytes=CONTEXT_BYTES) as (world, job, _):
         kept = [got(job.allocate(REGION_BYTES)) for _ in range(2)]
         before = world.twin.used_bytes
-        with resting(world, job):
+        with moved_aside(world, job):
             until(lambda: world.twin.is_aside)
             assert evicted(job) == 2
             assert world.twin.used_bytes == before - CONTEXT_BYTES
@@ -323,7 +323,7 @@ def test_a_driver_that_cannot_put_a_context_aside_is_asked_once(
     with worlds() as (world, job, _):
         kept = got(job.allocate(REGION_BYTES))
         world.twin.fail_next(function, "NOT_SUPPORTED")
-        with resting(world, job):
+        with moved_aside(world, job):
             until(lambda: evicted(job) == 1)
             until(lambda: world.twin.counts[function] or "stays on the GPU" in capfd.readouterr().err)
         assert not world.twin.is_aside
@@ -337,7 +337,7 @@ def test_a_context_waits_for_room_on_the_gpu(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(context_aside, "_AGAIN_S", 0.01)
     with worlds(context_bytes=CONTEXT_BYTES) as (world, job, _):
         kept = got(job.allocate(REGION_BYTES))
-        with resting(world, job):
+        with moved_aside(world, job):
             until(lambda: world.twin.is_aside)
             all_bytes, world.twin.device_bytes = world.twin.device_bytes, world.twin.used_bytes
             world.pool.resume(job.place)
