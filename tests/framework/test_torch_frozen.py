@@ -16,8 +16,11 @@ from zico.launch.jobs import job_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 JOB = FRAMEWORK / "frozen_job.py"
+LIBRARIES = [("peft_job.py", "peft", 2 * 4 * MIB), ("keras_frozen_job.py", "keras", 6 * MIB)]
+"""Script, what it needs, and how much of its base is in large frozen weights at least."""
 LAYERS = 6
 BASE = LAYERS * 4 * MIB
 REGIONS = 64
@@ -31,12 +34,12 @@ def made() -> Iterator[Pool]:
         yield one
 
 
-def start(made: Pool | None, seed: int, *, share: bool = True) -> Script:
+def start(made: Pool | None, seed: int, *, share: bool = True, script: Path = JOB) -> Script:
     """Start a job, in the pool or alone."""
     environment = clean_environment()
     if made is not None:
         environment = job_environment(environment, made.socket, f"job{seed}", wish=Wish(share_frozen=share))
-    return Script([str(JOB), str(seed)], environment | {"PYTHONUNBUFFERED": "1"})
+    return Script([str(script), str(seed)], environment | {"PYTHONUNBUFFERED": "1"}, loaded="torch")
 
 
 def ask(job: Script, what: str) -> str:
@@ -63,10 +66,10 @@ def shared(made: Pool) -> int:
 
 
 @contextlib.contextmanager
-def begin(made: Pool, *seeds: int) -> Iterator[list[Script]]:
+def begin(made: Pool | None, *seeds: int, script: Path = JOB) -> Iterator[list[Script]]:
     """Give jobs that are ready, each dead when the block ends."""
     with contextlib.ExitStack() as owned:
-        jobs = [owned.enter_context(start(made, seed)) for seed in seeds]
+        jobs = [owned.enter_context(start(made, seed, script=script)) for seed in seeds]
         assert [job.line() for job in jobs] == ["ready"] * len(seeds)
         yield jobs
 
@@ -91,6 +94,21 @@ def test_two_jobs_hold_their_base_once_and_their_losses_are_those_alone(made: Po
         assert status.physical_bytes >= BASE
         held = sum(job.held_bytes for job in status.jobs)
         assert held <= 8 * MIB, "their own memory alone"
+
+
+@pytest.mark.parametrize(("script", "needs", "least"), LIBRARIES, ids=["peft", "keras"])
+def test_libraries_fine_tunings_hold_their_base_once(made: Pool, script: str, needs: str, least: int) -> None:
+    """Two jobs hold the base of a library's model once, and their losses are those alone."""
+    pytest.importorskip(needs, reason="make test installs it")
+    path = FRAMEWORK / script
+    with begin(None, 1, 2, script=path) as alone:
+        losses = steps(*alone, n=3)
+    with begin(made, 1, 2, script=path) as (a, b):
+        assert steps(a, b, n=3) == losses
+        base = int(ask(a, "outside"))
+        assert base >= least
+        assert ask(b, "outside") == str(base)
+        assert base <= shared(made) < base + 2 * MIB
 
 
 def test_the_dead_leave_the_living_what_they_share(made: Pool) -> None:

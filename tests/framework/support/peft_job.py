@@ -1,0 +1,47 @@
+"""A fine-tuning with peft over a model of transformers: a frozen base, the same for all, and adapters that learn."""
+
+# ruff: noqa: T201 - a script that talks to its test
+import sys
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from zico.job import session
+
+WIDTH, WORDS, LENGTH = 512, 2048, 16
+
+
+def model(seed: int) -> torch.nn.Module:
+    """Return a Llama of two layers whose adapters are of this seed."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": 8}
+    base = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, **sizes))
+    torch.manual_seed(seed)
+    return get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+
+
+def outside() -> int:
+    """Return the bytes of frozen weights that lie outside the pool's window."""
+    joined = session.current()
+    if joined is None:
+        return 0
+    heap = joined.heap
+    end = heap.base + int(heap.record[0]["window_bytes"])
+    frozen = [one for one in tuned.parameters() if not one.requires_grad and one.nbytes >= 1 << 16]
+    return sum(one.nbytes for one in frozen if not heap.base <= one.data_ptr() < end)
+
+
+tuned = model(int(sys.argv[1]))
+optimizer = torch.optim.AdamW((one for one in tuned.parameters() if one.requires_grad), lr=1e-3)
+print("ready", flush=True)
+for line in sys.stdin:
+    if line.strip() == "step":
+        words = torch.randint(WORDS, (2, LENGTH))
+        loss = tuned(input_ids=words, labels=words).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item().hex(), flush=True)
+    else:
+        print(outside(), flush=True)
