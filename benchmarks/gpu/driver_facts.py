@@ -30,7 +30,7 @@ from zico.base.errors import ConfigError, DriverError
 from zico.base.units import GIB, MIB
 from zico.broker.outside import use_of
 from zico.device.api import close_descriptors
-from zico.device.cuda import CudaDriver, bindings, checkpoint
+from zico.device.cuda import CudaDriver, bindings
 from zico.device.cuda.facts import device_uuids, probe
 
 if TYPE_CHECKING:
@@ -316,11 +316,13 @@ def _aside(descriptor: int, *, imports: bool) -> None:
         driver.import_pieces([descriptor], POOLED_BYTES)
     found: dict[str, Any] = {"refused": ""}
     try:
-        for name, do in (("aside_ms", checkpoint.put_aside), ("back_ms", checkpoint.take_up)):
+        lock = driver.call.api.CUcheckpointLockArgs()
+        lock.timeoutMs = int(1000 * PATIENCE_S)
+        for step, arguments in (("Lock", lock), ("Checkpoint", None), ("Restore", None), ("Unlock", None)):
             begun_ns = time.perf_counter_ns()
-            do(driver.call)
-            found[name] = (time.perf_counter_ns() - begun_ns) / 1e6
-    except DriverError as error:
+            driver.call(f"cuCheckpointProcess{step}", os.getpid(), arguments)
+            found[f"{step.lower()}_ms"] = (time.perf_counter_ns() - begun_ns) / 1e6
+    except (DriverError, AttributeError) as error:  # an AttributeError: bindings before 12.8
         found["refused"] = str(error)
     _say(json.dumps(found))
 

@@ -7,6 +7,7 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from cpu.support.threads import in_thread, until
 from cpu.support.twin_tenant import TwinTenant
@@ -14,9 +15,9 @@ from cpu.support.twin_world import REGION_BYTES, Tensor, World
 from twin.entry import SUCCESS
 
 from zico.heap import allocator
-from zico.job import context_aside
 from zico.job.context_aside import ContextAside
-from zico.pool.layout import NO_MORE
+from zico.pool import regions
+from zico.pool.layout import NO_MORE, NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -246,6 +247,7 @@ def test_what_the_driver_refuses_on_the_way_back_comes_later(function: str, whic
         job.record[0]["streams"]["failures"] = 0
         assert evicted(job) + job.job["held"] == 2
         use_all(*kept)
+        job.record[0]["wait"]["again_ns"] = 0
         job.mark()
         relocate(world, job)
         assert (evicted(job), job.job["held"], world.twin.pinned_bytes) == (0, 2, 0)
@@ -332,9 +334,8 @@ def test_a_driver_that_cannot_put_a_context_aside_is_asked_once(
         use_all(kept)
 
 
-def test_a_context_waits_for_room_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_waits_for_room_on_the_gpu() -> None:
     """What others have taken meanwhile keeps the job waiting, and loses nothing."""
-    monkeypatch.setattr(context_aside, "_AGAIN_S", 0.01)
     with worlds(context_bytes=CONTEXT_BYTES) as (world, job, _):
         kept = got(job.allocate(REGION_BYTES))
         with moved_aside(world, job):
@@ -345,4 +346,84 @@ def test_a_context_waits_for_room_on_the_gpu(monkeypatch: pytest.MonkeyPatch) ->
             assert world.twin.is_aside
             world.twin.device_bytes = all_bytes
         assert not world.twin.is_aside
+        use_all(kept)
+
+
+# -- where it cannot be ----------------------------------------------------------------------------
+
+
+def test_without_memory_of_the_host_a_job_keeps_what_it_has() -> None:
+    """An older driver maps none: the job is paused, and nothing moves."""
+    with World(BUDGET) as world, TwinTenant(world) as job:
+        kept = got(job.allocate(REGION_BYTES))
+        assert job.heap.no_next_tier
+        with paused(world, job):
+            until(lambda: int(job.job["evict"]) == NO_MORE)
+            assert (evicted(job), job.job["held"]) == (0, 1)
+        use_all(kept)
+        job.leave()
+        world.check()
+
+
+def test_a_job_that_could_not_move_tries_again_when_it_is_told_again() -> None:
+    """What a pause found in vain counts neither for the next order nor for the next pause."""
+    with worlds() as (world, job, _):
+        kept = got(job.allocate(REGION_BYTES))
+        with paused(world, job):
+            until(lambda: evicted(job) == 1)
+        for again in (False, True):
+            with refusing(world, "cuMemCreate", 0), paused(world, job):
+                until(lambda: int(job.job["evict"]) == NO_MORE)
+                if again:
+                    world.pool.pause(job.place, move=True)
+                    until(lambda: evicted(job) == 1)
+        world.twin.refused.clear()
+        with paused(world, job):
+            until(lambda: evicted(job) == 1)
+        use_all(kept)
+
+
+def test_a_thread_that_asks_for_memory_in_a_pause_brings_nothing_back() -> None:
+    """Invariant 1: what is away stays away until the job begins its next iteration."""
+    with worlds() as (world, job, other):
+        kept = got(job.allocate(2 * REGION_BYTES))
+        with paused(world, job):
+            until(lambda: evicted(job) == 2)
+            relocate(world, job)
+            theirs = got(other.allocate(2 * REGION_BYTES))
+            large = got(job.allocate((BUDGET - 1) * REGION_BYTES))
+            assert job.is_spilled(large)
+            assert evicted(job) == 2
+            job.free(large)
+            other.free(theirs)
+            other.settle()
+        assert evicted(job) == 0
+        use_all(kept)
+
+
+@pytest.mark.parametrize("function", ["cuMemUnmap", "cuStreamSynchronize"])
+def test_a_region_that_a_copy_has_reached_is_nobodys_until_it_is_scrubbed(function: str) -> None:
+    """Invariant 11: where the way back ends behind the copy, the next owner takes the region for unclean."""
+    with worlds(isolate=True) as (world, job, other):
+        kept = got(job.allocate(REGION_BYTES))
+        with contextlib.ExitStack() as stack:
+            with paused(world, job):
+                until(lambda: evicted(job) == 1)
+                relocate(world, job)
+                other.free(got(other.allocate(BUDGET * REGION_BYTES)))
+                other.settle()
+                assert (world.pool.regions["last_owner"] == other.place).all()
+                has_refused = stack.enter_context(refusing(world, function, 1 if function == "cuMemUnmap" else 0))
+            assert has_refused()
+        owner, last_owner = world.pool.regions["owner"], world.pool.regions["last_owner"]
+        reached = np.flatnonzero(last_owner == NOBODY)
+        assert len(reached) > 0
+        assert (owner[last_owner == job.place] == job.place).all(), "what came back at the next try"
+        world.twin.refused.clear()
+        if function == "cuStreamSynchronize":
+            (kept_back,) = reached[owner[reached] == job.place]
+            assert job.job["held"] == 1, "a copy may still write there"
+            with job.driver.context.current():
+                job.driver.call("cuMemUnmap", int(job.record[0]["spill"]["staging_address"]), REGION_BYTES)
+            regions.release(job.member.member[0], np.array([kept_back], np.int32), 1)
         use_all(kept)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from twin.entry import real
 from zico.device.record import FUNCTIONS, MANAGED_FUNCTIONS
+from zico.job.context_aside import FUNCTIONS as CHECKPOINT_FUNCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuLaunchKernel": (_POINTER, *([_U32] * 7), _POINTER, _POINTER, _POINTER),
     "cuMemcpyAsync": (_U64, _U64, _U64, _POINTER),
     "cuMemPrefetchAsync_v2": (_U64, _U64, _U64, _U32, _POINTER),
+    **dict.fromkeys(CHECKPOINT_FUNCTIONS, (ctypes.c_int, _POINTER)),
 }
 
 
@@ -51,6 +53,12 @@ class _Location(ctypes.Structure):
     """``CUmemLocation``."""
 
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _LockArguments(ctypes.Structure):
+    """``CUcheckpointLockArgs``."""
+
+    _fields_ = (("timeoutMs", ctypes.c_uint), ("rest", ctypes.c_ubyte * 60))
 
 
 class _Flags(ctypes.Structure):
@@ -83,7 +91,7 @@ class Addresses:
         self._twin = twin
         self.do: dict[str, Callable[..., Any]] = {}
         """What each does; tests may put something else there."""
-        self._keep = {name: self._callback(name) for name in (*FUNCTIONS, *MANAGED_FUNCTIONS)}
+        self._keep = {name: self._callback(name) for name in (*FUNCTIONS, *MANAGED_FUNCTIONS, *CHECKPOINT_FUNCTIONS)}
         self.by_name = {name: ctypes.cast(one, _POINTER).value or 0 for name, one in self._keep.items()}
 
     def _callback(self, name: str) -> Any:  # noqa: ANN401 - a ctypes function
@@ -95,6 +103,7 @@ class Addresses:
             "cuStreamIsCapturing": self._is_capturing,
             "cuThreadExchangeStreamCaptureMode": self._exchange_mode,
             "cuMemPrefetchAsync_v2": self._prefetch,
+            "cuCheckpointProcessLock": self._lock,
         }
         self.do[name] = own.get(name) or getattr(self._twin, name.removesuffix("_v2"))
 
@@ -133,6 +142,9 @@ class Addresses:
     def _prefetch(self, ptr: int, size: int, place: int, flags: int, stream: int) -> Any:  # noqa: ANN401
         location = _Location.from_buffer_copy(place.to_bytes(ctypes.sizeof(_Location), "little"))
         return self._twin.cuMemPrefetchAsync(ptr, size, location, flags, stream)
+
+    def _lock(self, pid: int, arguments: int) -> Any:  # noqa: ANN401
+        return self._twin.cuCheckpointProcessLock(pid, _LockArguments.from_address(arguments))
 
     def _exchange_mode(self, mode: int) -> Any:  # noqa: ANN401
         word = ctypes.c_int.from_address(mode)

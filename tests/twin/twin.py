@@ -239,7 +239,7 @@ class Twin(ManagedFunctions):
     def cuCheckpointProcessLock(self, pid: int, args: Value) -> None:
         """Let every other call of this process wait."""
         self._refuse_unless_aside(pid, locked=False, aside=False)
-        refuse_unless(args.timeoutMs > 0)
+        refuse_unless(args.timeoutMs > 0 and not any(args.rest))
         self.is_unlocked.clear()
 
     @entry()

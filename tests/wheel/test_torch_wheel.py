@@ -213,8 +213,8 @@ def test_two_jobs_hand_their_memory_to_each_other(broker: Broker, note: dict[str
 def test_a_paused_jobs_memory_leaves_the_gpu_and_comes_back(broker: Broker, note: dict[str, Any], context: str) -> None:
     """Every byte is at its address again, also in the memory of a CUDA graph, and another job had the budget.
 
-    A thread of Python's copies all along, and never meets an address without memory. With the job's
-    context put aside, no call gets through meanwhile.
+    A thread of Python's copies to the GPU all along: it is never refused, and no copy is lost. With the
+    job's context put aside, no call gets through meanwhile.
     """
     environ = {**broker.environ, "ZICO_SOCKET": str(broker.socket), "ZICO_MOVE_CONTEXT": context}
     with Process(JOB, "pool", "moves_out", **environ, ZICO_JOB="paused") as job:
@@ -234,6 +234,7 @@ def test_a_paused_jobs_memory_leaves_the_gpu_and_comes_back(broker: Broker, note
         "evicted_bytes": moved_bytes,
         "put_aside": int(context == "on"),
         "raised": ["nothing", ""],
+        "is_last": True,
         **CLEAN,
     }
     assert is_whole(broker)

@@ -91,6 +91,7 @@ GROUPS = {
     ),
     "cuda": (
         "zico.job.device_timeline",
+        "zico.job.context_aside",
         "zico.heap.cuda.backing",
         "zico.heap.cuda.managed",
         "zico.heap.cuda.moving_out",

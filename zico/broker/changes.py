@@ -89,7 +89,8 @@ def _refused_pause(wanted: Change, members: Sequence[Member], jobs: Record, *, o
             f"{name} cannot move what it keeps, because its memory is the driver's to move (--save page): "
             "pause it without --move"
         )
-    if all(how >= (Paused.MOVES if wanted.move else Paused.STAYS) for how in now):
+    holds = wanted.move and any(jobs[member.job]["held"] for member in those)  # it may try again
+    if not holds and all(how >= (Paused.MOVES if wanted.move else Paused.STAYS) for how in now):
         return f"{name} is paused already: zico resume {name} lets it go on"
     return ""
 

@@ -27,6 +27,8 @@ from zico.device.mapping import create_pinned, enter_context, handle_of, leave_c
 if TYPE_CHECKING:
     from zico.device.record import DeviceRecord
 
+DONE, REFUSED, MAY_RUN = 0, 1, 2
+
 
 @compiled
 def put_in_pinned(device: DeviceRecord, address: int, staging: int, stream: int, piece: int) -> int:
@@ -45,7 +47,7 @@ def put_in_pinned(device: DeviceRecord, address: int, staging: int, stream: int,
     keep_out_of_line()
     others = enter_context(device)
     pinned = create_pinned(device)
-    if pinned != 0 and not _exchange(device, address, staging, stream, handle_of(device, piece), pinned):
+    if pinned != 0 and _exchange(device, address, staging, stream, handle_of(device, piece), pinned) != DONE:
         call(device.cuMemRelease, (pinned,))
         pinned = 0
     leave_context(device, others)
@@ -53,7 +55,7 @@ def put_in_pinned(device: DeviceRecord, address: int, staging: int, stream: int,
 
 
 @compiled
-def put_in_piece(device: DeviceRecord, address: int, staging: int, stream: int, pinned: int, piece: int) -> bool:
+def put_in_piece(device: DeviceRecord, address: int, staging: int, stream: int, pinned: int, piece: int) -> int:
     """Put a piece behind an address where pinned memory is mapped, which is given back.
 
     Args:
@@ -65,30 +67,31 @@ def put_in_piece(device: DeviceRecord, address: int, staging: int, stream: int, 
         piece: What is to be mapped there.
 
     Returns:
-        Whether it is; if not, the pinned memory still is.
+        ``DONE``. Else the pinned memory is mapped still: ``REFUSED``, or ``MAY_RUN``: the device may
+        still write to the piece, which must go to nobody.
     """
     keep_out_of_line()
     others = enter_context(device)
     handle = handle_of(device, piece)
-    done = handle != 0 and _exchange(device, address, staging, stream, pinned, handle)
-    if done:
+    found = REFUSED if handle == 0 else _exchange(device, address, staging, stream, pinned, handle)
+    if found == DONE:
         call(device.cuMemRelease, (pinned,))
     leave_context(device, others)
-    return done
+    return found
 
 
 @inlined
-def _exchange(device: DeviceRecord, address: int, staging: int, stream: int, old: int, new: int) -> bool:
+def _exchange(device: DeviceRecord, address: int, staging: int, stream: int, old: int, new: int) -> int:
     """Copy what lies at the address into other memory and map that there; both by handle."""
     if not map_handle(device, staging, new):
-        return False
+        return REFUSED
     copied = status(call(device.cuMemcpyAsync, (staging, address, device.piece_bytes, stream))) == 0
     if status(call(device.cuStreamSynchronize, (stream,))) != 0:
-        return False  # the copy may still run: the staging address stays taken, and nothing is exchanged any more
+        return MAY_RUN  # so the staging address stays taken, and nothing is exchanged any more
     call(device.cuMemUnmap, (staging, device.piece_bytes))
     if not copied or status(call(device.cuMemUnmap, (address, device.piece_bytes))) != 0:
-        return False
+        return REFUSED
     if map_handle(device, address, new):
-        return True
+        return DONE
     map_handle(device, address, old)
-    return False
+    return REFUSED

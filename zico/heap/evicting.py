@@ -39,6 +39,7 @@ import numpy as np
 from zico.base.compiled import call, compiled, inlined, keep_out_of_line
 from zico.base.libc import monotonic_ns
 from zico.device.mapping import detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
+from zico.device.record import HOST
 from zico.heap.layout import PRIVATE, STATE_AWAY, device_of, pool_of, slot_address, slots_of, wanted_of
 from zico.pool import regions, rules
 from zico.pool.fences import NO_FENCE
@@ -72,6 +73,9 @@ def evict(heap: HeapRecord, me: Job) -> None:
     if heap.backing.give_way != 0:
         if call(heap.backing.give_way, (heap.address, asked)) != 0:
             me.evict = NO_MORE
+        return
+    if device_of(heap).kind != HOST:  # a GPU without a next tier
+        me.evict = NO_MORE
         return
     n = min(asked, room(heap, me))
     done = _evict(heap, me, n, OWNED)  # those that already have pages of their own cost nothing

@@ -250,6 +250,7 @@ class Wait(Record):
     stuck_iteration: I8  # the last iteration in which nobody could go on, counted from one
     stuck_beside: I8  # who stood still then (zico.pool.waits.idlers), 0: nobody
     return_until_ns: I8  # the job waits until then for what it has evicted; 0: it does not
+    again_ns: I8  # until then a GPU does not try again what it could not bring back at a boundary
     frugal: I8  # 1: what comes next is placed although no region is to be had for it
     between: I8  # 1: an iteration has ended and none has begun; so it stays if a handler of a signal has raised
     raise_address: I8  # of zico.heap.waiting.raise_kept

@@ -547,12 +547,22 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
     if kind == "host" and settings.wish.save is None:
         session.overflow()
     if kind != "host" and settings.moves_context:
-        from zico.job.context_aside import ContextAside
-
-        session.rest = ContextAside(session).rest
+        session.rest = _rest_aside(session)
     _guard_forks(session)
     _explain_failures(session)
     return session
+
+
+def _rest_aside(session: Session) -> Callable[[], None] | None:
+    """Return what puts the CUDA contexts aside; says so if the driver cannot, and the job goes on."""
+    from zico.base.errors import DriverError
+    from zico.job.context_aside import ContextAside
+
+    try:
+        return ContextAside(session).rest
+    except DriverError as error:
+        complain("ZICO_MOVE_CONTEXT has no effect", error)
+        return None
 
 
 def _device_timeline(pool: PoolTable, kind: str, spacing_bytes: int | None) -> DeviceTimeline | None:

@@ -24,6 +24,7 @@ from zico.pool.layout import (
     EMPTY,
     MEMBER,
     MOVES,
+    NO_MORE,
     RUNNING,
     header_of,
     job_at,
@@ -82,6 +83,7 @@ def finish_iteration(pool: Member, phase: int) -> bool:
         me.claim_floor = me.claim_peak
     else:
         me.state = BOUNDARY
+        me.evict = 0
         _begin_to_wait(pool, me, now_ns)
     unlock_changed(pool)
     if admitted and me.group != 0:
@@ -228,6 +230,8 @@ def pause(pool: Member, job: int, how: int) -> None:
     if record.state == BOUNDARY:
         _end_wait(pool, record, monotonic_ns())
         call_up(record)  # so that it looks what it is to do
+        if record.evict == NO_MORE:
+            record.evict = 0  # it is to try again
     record.paused = how
     unlock_changed(pool)
     _wake(pool, job)
@@ -302,14 +306,18 @@ def await_admission(pool: Member) -> int:
     return wait(pool, pool, pool.job, _word_of, _look, _sleep)
 
 
-@entry(MEMBER)
+@compiled
 def rest(pool: Member) -> bool:
-    """Sleep for a slice at most while this process's job is paused at its boundary; tells whether it still is."""
+    """Sleep for a slice at most while this process's job is paused at its boundary.
+
+    Returns:
+        Whether it is to go on resting: not when it may go on, nor when a signal has come.
+    """
+    keep_out_of_line()
     me = job_at(pool, pool.job)
     word = _word_of(pool, pool.job)
-    if me.state == BOUNDARY and me.paused != 0:
-        _sleep(pool, word)
-    return bool(me.state == BOUNDARY and me.paused != 0)
+    interrupted = me.state == BOUNDARY and me.paused != 0 and _sleep(pool, word)
+    return bool(me.state == BOUNDARY and me.paused != 0 and not interrupted)
 
 
 @inlined

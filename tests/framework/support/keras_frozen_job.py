@@ -8,8 +8,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 
 import keras
 import numpy as np
-
-from zico.job import session
+from frozen_places import outside
 
 WIDTH, LAYERS = 512, 6
 
@@ -25,17 +24,6 @@ def model(seed: int) -> keras.Model:
     return made
 
 
-def outside() -> int:
-    """Return the bytes of frozen weights that lie outside the pool's window."""
-    joined = session.current()
-    if joined is None:
-        return 0
-    heap = joined.heap
-    end = heap.base + int(heap.record[0]["window_bytes"])
-    frozen = [one.value for one in tuned.non_trainable_weights if one.value.nbytes >= 1 << 16]
-    return sum(one.nbytes for one in frozen if not heap.base <= one.data_ptr() < end)
-
-
 tuned = model(int(sys.argv[1]))
 print("ready", flush=True)
 for line in sys.stdin:
@@ -43,4 +31,4 @@ for line in sys.stdin:
         rows = np.random.default_rng(0).standard_normal((32, WIDTH), np.float32)
         print(float(tuned.train_on_batch(rows, np.zeros((32, 4), np.float32))).hex(), flush=True)
     else:
-        print(outside(), flush=True)
+        print(outside(one.value for one in tuned.non_trainable_weights), flush=True)

@@ -4,10 +4,9 @@
 import sys
 
 import torch
+from frozen_places import outside
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
-
-from zico.job import session
 
 WIDTH, WORDS, LENGTH = 512, 2048, 16
 
@@ -19,17 +18,6 @@ def model(seed: int) -> torch.nn.Module:
     base = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, **sizes))
     torch.manual_seed(seed)
     return get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
-
-
-def outside() -> int:
-    """Return the bytes of frozen weights that lie outside the pool's window."""
-    joined = session.current()
-    if joined is None:
-        return 0
-    heap = joined.heap
-    end = heap.base + int(heap.record[0]["window_bytes"])
-    frozen = [one for one in tuned.parameters() if not one.requires_grad and one.nbytes >= 1 << 16]
-    return sum(one.nbytes for one in frozen if not heap.base <= one.data_ptr() < end)
 
 
 tuned = model(int(sys.argv[1]))
@@ -44,4 +32,4 @@ for line in sys.stdin:
         optimizer.step()
         print(loss.item().hex(), flush=True)
     else:
-        print(outside(), flush=True)
+        print(outside(one for one in tuned.parameters() if not one.requires_grad), flush=True)

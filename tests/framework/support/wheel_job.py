@@ -607,14 +607,19 @@ def _is_whole() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _copying_all_along(first: Any, second: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - tensors
-    """Let a thread copy one tensor to another, for which it needs no memory; at the end it says what was raised."""
+def _copying_all_along(target: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - a tensor
+    """Let a thread copy other values to a tensor again and again, for which it needs no memory of the GPU.
+
+    At the end it says what was raised, and whether the last values are there.
+    """
     has_ended = threading.Event()
     found: dict[str, Any] = {}
+    source = torch.zeros(target.shape)
 
     def copy() -> None:
         while not has_ended.is_set():
-            second.copy_(first)
+            source.add_(1)
+            target.copy_(source)
 
     thread = threading.Thread(target=lambda: found.update(raised=raised(copy)))
     thread.start()
@@ -623,6 +628,7 @@ def _copying_all_along(first: Any, second: Any) -> Iterator[dict[str, Any]]:  # 
     finally:
         has_ended.set()
         thread.join()
+        found["is_last"] = torch.equal(target.cpu(), source)
 
 
 def moves_out() -> dict[str, Any]:
@@ -632,7 +638,7 @@ def moves_out() -> dict[str, Any]:
     graphs = [_captured(source)]
     addresses = [one.data_ptr() for one in kept]
     step()
-    with _copying_all_along(*(torch.ones(ELEMENTS).cuda() for _ in range(2))) as copied:
+    with _copying_all_along(torch.empty(ELEMENTS, device="cuda")) as copied:
         turns.say(turns.READY)
         sys.stdin.readline()
         step()
@@ -644,6 +650,7 @@ def moves_out() -> dict[str, Any]:
         "evicted_bytes": status["evicted_bytes"] if status else 0,
         "put_aside": driver.counter("put_aside").value,
         "raised": copied["raised"],
+        "is_last": copied["is_last"],
     }
     del kept, source, graphs
     gc.collect()
