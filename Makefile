@@ -44,7 +44,7 @@ $(DEMO_STAMP): setup.cfg setup.py pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable .
 	@echo "$(VENV): PyTorch and TensorFlow (2 GB), while Zico compiles in the background (a minute or two)"
-	$(BIN)/python -m zico.base.warming host & compiles=$$!; \
+	@$(BIN)/python -m zico.base.warming host & compiles=$$!; \
 	trap 'exit 1' INT TERM; trap "kill $$compiles 2> /dev/null" EXIT; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[demo]' || exit 1; \
 	echo "$(VENV): the packages are there; waiting until Zico is compiled"; \
