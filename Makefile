@@ -37,11 +37,18 @@ help: ## List the targets
 
 setup: $(STAMP) ## Create .venv with everything, at the tested versions
 
+# Zico compiles while pip downloads and unpacks the frameworks, of which it needs nothing.
 $(DEMO_STAMP): setup.cfg setup.py pyproject.toml constraints.txt
-	@echo "$(VENV): PyTorch, TensorFlow and what Zico needs (a minute or two, 2 GB)"
+	@echo "$(VENV): what Zico needs (a quarter of a minute)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[demo]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable .
+	@echo "$(VENV): PyTorch and TensorFlow (2 GB), while Zico compiles in the background (a minute or two)"
+	@$(BIN)/python -m zico.base.warming host & compiles=$$!; \
+	trap 'exit 1' INT TERM; trap "kill $$compiles 2> /dev/null" EXIT; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[demo]' || exit 1; \
+	echo "$(VENV): the packages are there; waiting until Zico is compiled"; \
+	wait $$compiles || { echo "$(VENV): Zico could not be compiled: see above" >&2; exit 1; }
 	touch $@
 
 $(STAMP): $(DEMO_STAMP)
@@ -53,7 +60,7 @@ $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
-demo: $(DEMO_STAMP) ## Train a PyTorch and a TensorFlow job in three quarters of the sum of their peaks (about two minutes)
+demo: $(DEMO_STAMP) ## Train a PyTorch and a TensorFlow job in three quarters of the sum of their peaks (about two minutes, once set up)
 	$(BIN)/python benchmarks/demo.py
 
 # By file, so that what the tests of a file share is made once; in the order of tests/conftest.py.
@@ -115,7 +122,7 @@ bench-cuda-wheel: $(WHEEL_STAMP) ## Time PyTorch's calls for device memory over 
 # CUDA build (5 GB each): see PIP_FLAGS. `gpu` is what the machines have on which Zico has run.
 VERSIONS ?= build/versions
 SETS ?= oldest gpu before newest
-SET_oldest ?= python3.11 torch==2.6.0 numba==0.61.2 llvmlite==0.44.0 numpy==1.26.4
+SET_oldest ?= python3.11 torch==2.6.0 numba==0.62.1 llvmlite==0.45.1 numpy==1.26.4
 SET_gpu ?= python3.12 numpy==2.5.5 torch==2.11.0 jax==0.11.2 jaxlib==0.11.2
 SET_before ?= $(PYTHON) torch==2.14.1
 SET_newest ?= python3.13 torch==2.15.0
@@ -187,6 +194,17 @@ $(TRITON_STAMP): $(STAMP)
 test-triton: $(TRITON_STAMP) ## Run the tests of kernels' forms in Triton, without a GPU (a gigabyte into build/triton)
 	TRITON_INTERPRET=1 $(TRITON)/bin/python -m pytest tests/cpu/test_kernels_meaning.py
 	$(TRITON)/bin/python -m pytest tests/cpu/test_kernels_triton.py
+
+test-slurm: setup ## Run deploy/slurm under Slurm's own daemons on this machine (as root; Debian: slurm-wlm, munge; two minutes)
+	$(BIN)/python -m zico.base.warming
+	$(BIN)/python -m pytest tests/deploy/test_slurm_daemons.py
+
+# Where no registry is in reach: IMAGE_BASE is an image of yours with Python and pip. IMAGE takes one that is built.
+test-image: export IMAGE_BASE ?= docker.io/library/python:3.12-slim
+test-image: export IMAGE_FRAMEWORK ?= numpy
+test-image: export IMAGE_FLAGS ?=
+test-image: setup ## Build deploy/Containerfile and share a pool between containers of it (as root; Debian: buildah; minutes)
+	$(BIN)/python -m pytest tests/deploy/test_image.py
 
 lint: setup ## Check style
 	$(BIN)/ruff check .
@@ -399,4 +417,4 @@ inplace: ## Make the checkout importable without installing (PYTHONSAFEPATH=1 PY
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
 
-.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel test-cuda-tf bench-cuda-wheel test-symbols test-versions $(SETS:%=test-versions-%) test-ray test-deepspeed bench-ray test-triton lint types bench bench-smoke evaluation docs bench-gpu gpu-run gpu-cache size inplace clean
+.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel test-cuda-tf bench-cuda-wheel test-symbols test-versions $(SETS:%=test-versions-%) test-ray test-deepspeed bench-ray test-triton test-slurm test-image lint types bench bench-smoke evaluation docs bench-gpu gpu-run gpu-cache size inplace clean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,9 @@ def test_jobs_in_containers_of_their_own_share_the_pool_of_a_third() -> None:
             for name in ends
         ]
         until(lambda: names(socket) == ["a", "b"], ANSWER_S, "both are in the pool")
+        with container(shared, "broker", "status") as asked:
+            assert asked.finish() == 0
+            assert sorted(re.findall(r"\b(\w) \(process", asked.stdout)) == ["a", "b"]
         for run, end in zip(runs, ends.values(), strict=True):
             run.read_until("begun")
             os.write(end, b"1")

@@ -38,6 +38,7 @@ class Node:
         }.items():
             (programs / name).write_text(f"#!/bin/sh\n{line}\n")
             (programs / name).chmod(0o755)
+        self.squeue = programs / "squeue"
         self._environment = clean_environment() | {
             "PATH": f"{programs}:{os.environ['PATH']}",
             "ZICO": str(programs / "zico"),
@@ -47,12 +48,11 @@ class Node:
             "ZICO_CACHE_DIR": str(cache_root()),
         }
 
-    def runs(self, script: str, job: int, *, beside: tuple[int, ...] = ()) -> str:
+    def runs(self, script: str, job: int, *, beside: tuple[int, ...] = (), **variables: str) -> str:
         """Run a script for a job, while others run; return what it has said."""
         self._running.write_text("".join(f"{each}\n" for each in (job, *beside)))
         environment = self._environment | {"SLURM_JOB_UID": str(os.getuid()), "SLURM_JOB_GID": str(os.getgid())}
-        environment["SLURM_JOB_ID"] = str(job)
-        environment["SLURM_SHARDS_ON_NODE"] = "24"
+        environment |= {"SLURM_JOB_ID": str(job), "SLURM_SHARDS_ON_NODE": "24"} | variables
         done = subprocess.run(
             [str(SCRIPTS / script)], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
@@ -91,6 +91,29 @@ def test_the_first_job_of_a_user_starts_a_broker_and_the_last_one_ends_it(node: 
     assert node.status()[0] == 0
     node.runs("zico-epilog", 2)
     assert node.status()[0] == 1
+
+
+def test_the_broker_stays_where_slurm_does_not_say_who_runs(node: Node) -> None:
+    """Jobs of the user may be on the node."""
+    node.runs("zico-prolog", 1)
+    before = node.squeue.read_text()
+    node.squeue.write_text("#!/bin/sh\nexit 1\n")
+    node.runs("zico-epilog", 1)
+    assert node.status()[0] == 0
+    node.squeue.write_text(before)
+
+
+def test_a_broker_that_does_not_start_fails_no_prolog(node: Node) -> None:
+    """The node would be drained; the task prolog says why instead, until a broker starts."""
+    options = {"ZICO_OPTIONS": "--budget nonsense"}
+    node.runs("zico-prolog", 1, **options)
+    assert node.status()[0] == 1
+    told = node.runs("zico-task-prolog", 1).splitlines()
+    assert told[2].startswith("print zico: no broker of yours runs on this node")
+    assert "nonsense" in told[3]
+    node.runs("zico-prolog", 2, beside=(1,))
+    assert node.status()[0] == 0
+    assert len(node.runs("zico-task-prolog", 2).splitlines()) == 2
 
 
 def test_a_task_is_told_where_the_pool_is_and_what_it_may_hold(node: Node) -> None:

@@ -149,7 +149,8 @@ def keep() -> None:
     import gc
 
     gc.collect()
-    gc.freeze()
+    if "triton" not in sys.modules:  # at the end its bindings print what no collection has freed
+        gc.freeze()
 
 
 def become(arguments: list[str], environment: dict[str, str], directory: str) -> None:

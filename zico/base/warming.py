@@ -1,11 +1,17 @@
-"""Compile what jobs and brokers call before they do: a minute the first time, nothing where it is kept on disk."""
+"""Compile what jobs and brokers call before they do: a minute the first time, nothing where it is kept on disk.
+
+``python -m zico.base.warming`` compiles everything. With the kind of a device, ``host`` or
+``cuda``, it compiles what brokers and jobs call there that do not page.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import multiprocessing
 import os
+import shlex
 import signal
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -25,6 +31,8 @@ PAGING = ("zico.paging.loop", "zico.heap.paged")
 CUDA = ("cuda_hooks", "cuda", "zico.heap.cuda.contents")
 ALL = (*CUDA, *BROKERS, *JOBS, *PAGING)
 """Programs, those first that take longest."""
+KINDS = ("host", "cuda")
+"""Of devices."""
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
@@ -84,5 +92,19 @@ def _compile(name: str) -> None:
     program(name).make()
 
 
+def main(arguments: list[str]) -> None:
+    """Compile what a command line asks for.
+
+    Raises:
+        SystemExit: It asks for something else.
+    """
+    if not arguments:
+        compile_all(*ALL)
+    elif len(arguments) == 1 and arguments[0] in KINDS:
+        compile_all(*called(arguments[0]))
+    else:
+        raise SystemExit(f"zico.base.warming: {shlex.join(arguments)} is no kind of a device: {', '.join(KINDS)}")
+
+
 if __name__ == "__main__":
-    compile_all(*ALL)
+    main(sys.argv[1:])

@@ -343,7 +343,12 @@ def _look(path: Path) -> Daemon | None:
     except ZicoError as error:
         return msgspec.structs.replace(seen, problem=str(error))
     return msgspec.structs.replace(
-        seen, budget_bytes=now.budget_bytes, granted_bytes=now.granted_bytes, uptime_s=now.uptime_s
+        seen,
+        # Also those in other containers: by their numbers the note's would be dead.
+        jobs=tuple(f"{job.name} (process {job.pid})" for job in now.jobs),
+        budget_bytes=now.budget_bytes,
+        granted_bytes=now.granted_bytes,
+        uptime_s=now.uptime_s,
     )
 
 
