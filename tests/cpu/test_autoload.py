@@ -308,8 +308,8 @@ def test_a_framework_that_another_one_imports_is_not_the_jobs(folder: Path, monk
         "def enable():\n    calls.append(framework_of('toy'))\n"
         "def enable_backend():\n    calls.append(framework_of('toybackend'))\n"
     )
+    monkeypatch.delitem(sys.modules, "keras", raising=False)  # an earlier test's, which would be enabled at once
     install({"keras": "toy_adapter:enable", "toybackend": "toy_adapter:enable_backend", **TOY})
-    monkeypatch.delitem(sys.modules, "keras", raising=False)
     importlib.import_module("keras")
     del sys.modules["keras"]
     assert importlib.import_module("toy_adapter").calls == ["toybackend", "toybackend", "toy"]

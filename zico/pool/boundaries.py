@@ -311,7 +311,7 @@ def rest(pool: Member) -> bool:
     """Sleep for a slice at most while this process's job is paused at its boundary.
 
     Returns:
-        Whether it is to go on resting: not when it may go on, nor when a signal has come.
+        Whether to call again: false when the job may go on, and when a signal has come.
     """
     keep_out_of_line()
     me = job_at(pool, pool.job)

@@ -20,8 +20,8 @@ Known limitations
     Two things are not held still. A native thread may launch without asking for memory, while its job
     stands at a boundary. A copy from pageable memory may take longer than ``SETTLE_NS`` to be
     launched. Where either meets the instant at which a slot has no mapping, the context is lost.
-    A function of the host on a stream that needs the global lock, put there in the last moment, is
-    waited for by the thread that has the lock.
+    A function of the host, put on a stream in the last moment, may need the global lock. Then this
+    thread waits for it for ever.
     A job that goes on before it has everything back uses pinned memory. It tries again at boundaries,
     after a failure no sooner than ``AGAIN_NS`` later.
     All that time the global lock is held, and a pause's end is seen only afterwards.
