@@ -157,10 +157,15 @@ def test_a_job_goes_on_in_pinned_memory_and_has_its_own_at_the_next_boundary() -
         assert (evicted(job), world.twin.pinned_bytes) == (2, 2 * REGION_BYTES)
         other.free(theirs)
         other.settle()
-        large = got(job.allocate((BUDGET - 1) * REGION_BYTES))  # there is no room for this and what is away
+        theirs = got(other.allocate((BUDGET - 2) * REGION_BYTES))
+        large = got(
+            job.allocate((BUDGET - 1) * REGION_BYTES)
+        )  # for which there is no room, as there is for what is away
+        assert job.is_spilled(large)
         assert evicted(job) == 2, "nothing comes back in an iteration: kernels may run"
         job.free(large)
-        job.settle()
+        other.free(theirs)
+        other.settle()
         job.mark()
         relocate(world, job)
         assert (evicted(job), world.twin.pinned_bytes) == (0, 0)
