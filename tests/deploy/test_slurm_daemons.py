@@ -136,7 +136,7 @@ class Cluster:
             daemon.wait(ANSWER_S)
         except subprocess.TimeoutExpired:
             daemon.kill()
-            daemon.wait()
+            daemon.wait(ANSWER_S)
 
     def _end_jobs(self) -> None:
         """Cancel all jobs and wait for their epilogs; no broker stays."""

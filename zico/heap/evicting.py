@@ -1,7 +1,7 @@
 """A blocked job gives memory of live tensors to those that can go on, and gets it back before it goes on itself.
 
 Theory of operation
-    So it is on the host device. The tensors stay at their addresses, and other threads may write to
+    This is about the host device. The tensors stay at their addresses, and other threads may write to
     them all the while. So nothing is copied from here to there. Over the slot's mapping the kernel
     puts a private one of the same region, in one step. Then every page is made this process's own,
     copied by the kernel when it is first written to, or at our wish. A write comes before that and

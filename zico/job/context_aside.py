@@ -14,7 +14,8 @@ Known limitations
     It has run on no GPU. A driver before 610 refuses processes that use memory of another one
     (NVIDIA/cuda-checkpoint, issue 56), as every job of a pool does. MPS, and aarch64 so far, are refused.
     Only jobs whose iterations are marked come here.
-    While the GPU has no room for the contexts, signals wait.
+    Signals wait while the GPU has no room for the contexts. A signal that comes while they are copied
+    is seen with the next one, or when the pause ends.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Session:
         self.share: Callable[[Iterable[Any]], int] | None = None
         """Holds frozen tensors once together with other jobs' and returns how many bytes; ``None``: nothing can."""
         self.rest: Callable[[], None] | None = None
-        """What the job does besides where it waits at a boundary, if anything."""
+        """What the job does before each wait at a boundary, such as putting its context aside; ``None``: nothing."""
         self.watchers: list[Watcher] = []
         self.parts: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """Optimizers whose steps are such parts, and who offloads their state; empty: nobody but Zico."""

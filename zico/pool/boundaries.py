@@ -83,7 +83,7 @@ def finish_iteration(pool: Member, phase: int) -> bool:
         me.claim_floor = me.claim_peak
     else:
         me.state = BOUNDARY
-        me.evict = 0
+        me.evict = 0  # a NO_MORE of an earlier wait says nothing about this one
         _begin_to_wait(pool, me, now_ns)
     unlock_changed(pool)
     if admitted and me.group != 0:
