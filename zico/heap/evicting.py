@@ -166,8 +166,20 @@ def _part(heap: HeapRecord, slot: int) -> bool:
 
 @inlined
 def is_complete(heap: HeapRecord, me: Job) -> bool:
-    """Get back what the job has evicted, if it can be had; tells whether nothing is out. Never waits."""
+    """Get back what the job has evicted, if it can be had now; tells whether nothing is out.
+
+    Waits for no memory. On a GPU it takes the quarter of a second in which the job is held still.
+    """
     return me.evicted == 0 or take_back(heap, me)
+
+
+@inlined
+def acquire_evicted(heap: HeapRecord, me: Job) -> bool:
+    """Acquire a region for each evicted slot, all or none, into ``wanted_of``; nothing is evicted then. Never waits."""
+    granted = wanted_of(heap)
+    for i in range(me.evicted):
+        granted[i] = NOBODY
+    return regions.take_back(pool_of(heap), granted, me.evicted)
 
 
 @compiled
@@ -180,9 +192,7 @@ def take_back(heap: HeapRecord, me: Job) -> bool:
     pool = pool_of(heap)
     granted = wanted_of(heap)
     n = me.evicted
-    for i in range(n):
-        granted[i] = NOBODY
-    if not regions.take_back(pool, granted, n):
+    if not acquire_evicted(heap, me):
         return False
     for i in range(n):
         region: int = np.int64(granted[i])  # type: ignore[assignment]  # bytes need 64 bits

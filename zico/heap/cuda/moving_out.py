@@ -195,9 +195,7 @@ def _bring_back(heap: HeapRecord, me: Job) -> bool:
     pool = pool_of(heap)
     granted = wanted_of(heap)
     n = me.evicted
-    for i in range(n):
-        granted[i] = NOBODY
-    if not regions.take_back(pool, granted, n):
+    if not evicting.acquire_evicted(heap, me):
         return False
     done, lost = _fill(heap, n) if _wait_for_others(heap) else (0, 0)
     if done < n:
