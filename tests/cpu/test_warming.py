@@ -33,3 +33,9 @@ def test_another_word_is_refused(compiled: list[str], words: list[str]) -> None:
     with pytest.raises(SystemExit, match="is no kind of a device: host, cuda"):
         warming.main(words)
     assert compiled == []
+
+
+def test_what_only_jobs_call_that_save_is_compiled_with_all_else_alone() -> None:
+    """A first start does not wait for it; an image, and whoever runs the tests, has it."""
+    assert not set(warming.LATER) & {*warming.called("host", paging=True), *warming.called("cuda")}
+    assert set(warming.LATER) < set(warming.ALL)

@@ -105,11 +105,13 @@ PATIENCE_S = 300.0
 _POLL_S = 0.05
 
 _LEAN_PASSES = (
-    *("TranslateByteCode", "FixupArgs", "IRProcessing", "RewriteSemanticConstants", "DeadBranchPrune"),
-    *("GenericRewrites", "ReconstructSSA", "DeadBranchPrune", "NopythonTypeInference", "PreLowerStripPhis"),
-    *("NopythonRewrites", "IRLegalization", "NativeLowering", "NoPythonBackend"),
+    *("TranslateByteCode", "FixupArgs", "IRProcessing", "GenericRewrites", "ReconstructSSA"),
+    *("NopythonTypeInference", "PreLowerStripPhis", "IRLegalization", "NativeLowering", "NoPythonBackend"),
 )
-"""Numba's passes for code without closures, generators, with blocks and parallel loops."""
+"""Numba's passes for code without closures, generators, with blocks, parallel loops and sums of whole arrays.
+
+Left out, too, is what prunes branches by constants before types are inferred: LLVM does so afterwards.
+"""
 
 
 def fault() -> str:

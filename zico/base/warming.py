@@ -1,27 +1,29 @@
 """Compile what jobs and brokers call before they do: a minute the first time, nothing where it is kept on disk.
 
 ``python -m zico.base.warming`` compiles everything. With the kind of a device, ``host`` or
-``cuda``, it compiles what brokers and jobs call there that do not page.
+``cuda``, it compiles what brokers and jobs call there that neither page nor plan to save memory.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
-from zico.base.programs import program
+from zico.base import interpreter
+from zico.base.programs import fault, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 JOBS = (
-    "zico.planning.saving.planner",
     "heap",
     "zico.planning.packing.regions_search",
     "zico.tiers.stores",
@@ -29,15 +31,18 @@ JOBS = (
 BROKERS = ("scheduler", "pool", "zico.tiers.stores")
 PAGING = ("zico.paging.loop", "zico.heap.paged")
 CUDA = ("cuda_hooks", "cuda", "zico.heap.cuda.contents")
-ALL = (*CUDA, *BROKERS, *JOBS, *PAGING)
+LATER = ("zico.planning.saving.planner",)
+"""Programs that only jobs call that save memory, and they not at once. They take as long as all others of the host."""
+ALL = (*LATER, *CUDA, *BROKERS, *JOBS, *PAGING)
 """Programs, those first that take longest."""
 KINDS = ("host", "cuda")
 """Of devices."""
+_LOW_PRIORITY = 10  # a nice value: jobs that begin meanwhile come first
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 def called(kind: str, *, paging: bool = False) -> tuple[str, ...]:
-    """Return the programs that jobs and brokers call.
+    """Return the programs that jobs and brokers call, without those of ``LATER``.
 
     Args:
         kind: Of the device: ``host`` or ``cuda``.
@@ -82,6 +87,33 @@ def compile_all(*names: str) -> None:
             raise
 
 
+def compile_beside(*names: str, politely: bool = False) -> subprocess.Popen[bytes] | None:
+    """Compile programs in a process beside this one; returns it, or ``None`` where nothing is missing.
+
+    It ends with the thread that calls this, at the latest. A process that trains neither forks for
+    it nor lends it the interpreter's lock.
+
+    Args:
+        names: The programs.
+        politely: At a low priority, so that what trains meanwhile comes first.
+    """
+    if fault() or not missing(names):
+        return None
+    code = f"from zico.base import warming; warming.serve({os.getpid()}, {_LOW_PRIORITY if politely else 0}, {names})"
+    quiet = subprocess.DEVNULL  # an error is met again, and told, by the process that needs the program
+    return subprocess.Popen(  # noqa: S603 - this Python
+        interpreter.command("-c", code), stdin=quiet, stdout=quiet, stderr=quiet
+    )
+
+
+def serve(parent: int, priority: int, names: Iterable[str]) -> None:
+    """Compile programs for ``compile_beside``, in the process that it has started."""
+    _end_with(parent)
+    os.nice(priority)
+    for name in names:
+        _compile(name)
+
+
 def _end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, int(signal.SIGKILL))
     if os.getppid() != parent:  # it has ended before
@@ -89,6 +121,7 @@ def _end_with(parent: int) -> None:
 
 
 def _compile(name: str) -> None:
+    gc.disable()  # Numba makes millions of objects that live as long as this process: a tenth of the time
     program(name).make()
 
 

@@ -19,10 +19,11 @@ from zico.base.libc import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
 from zico.base.records import view_at, word_of
 from zico.base.saying import inform
 from zico.base.units import format_bytes
+from zico.base.warming import LATER, compile_beside
 from zico.heap.history import SIZE_BITS
 from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
 from zico.heap.reclaim import NOBODY_TO_ASK, NOT_ASKED
-from zico.planning.saving.registry import LONGEST
+from zico.planning.saving.registry import LONGEST, OURS
 from zico.pool.layout import HEADER, PLANNER_NOTE_BYTES, SaveMode
 from zico.swap.job import Job
 from zico.swap.learning import Ended, Learner
@@ -252,12 +253,16 @@ def start(
     ``directory``. What exceeds all that the job may hold goes to the next tier, if nothing can leave.
     With ``as_auto`` the broker chooses what it may hold. Of ``planners``, some of
     ``zico.planning.saving.registry.JOB_PLANNERS``, the fastest chooses what leaves;
-    ``prepare`` is told of each but the first before an iteration is observed for it.
+    ``prepare`` is told of each but the first before an iteration is observed for it. Waits until
+    their code is compiled: a minute or two, once on a machine.
 
     Raises:
         ConfigError: There is no such planner or tier, or it cannot be made.
         DriverError: The kernel has no memory for it.
     """
+    if OURS in planners and (compiling := compile_beside(*LATER)):
+        inform("this job waits until what plans its savings is compiled: a minute or two, once on a machine")
+        compiling.wait()
     for planner in planners:
         load(planner)
     record = heap.record[0]
