@@ -20,7 +20,8 @@ TYPE_CHECKING = False  # type checkers take it for the one of typing, whose impo
 if TYPE_CHECKING:
     from zico.base.logged import log
     from zico.job.joining import join, leave
-    from zico.job.session import JobStatus, iteration, share, status, step
+    from zico.job.session import iteration, share, status, step
+    from zico.job.status import JobStatus
     from zico.launch.client import Pool, run
 
 __version__ = "0.2.0"
@@ -28,7 +29,8 @@ __version__ = "0.2.0"
 _HOMES = {
     "log": "zico.base.logged",
     **dict.fromkeys(("join", "leave"), "zico.job.joining"),
-    **dict.fromkeys(("JobStatus", "iteration", "share", "status", "step"), "zico.job.session"),
+    "JobStatus": "zico.job.status",
+    **dict.fromkeys(("iteration", "share", "status", "step"), "zico.job.session"),
     **dict.fromkeys(("Pool", "run"), "zico.launch.client"),
 }
 __all__ = ["JobStatus", "Pool", "__version__", "iteration", "join", "leave", "log", "run", "share", "status", "step"]

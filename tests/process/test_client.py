@@ -12,7 +12,7 @@ from support.harness import ANSWER_S, PATIENCE_S, LightJob, Nursery, clean_envir
 
 import zico
 from zico.base.errors import CommandError, ConfigError
-from zico.job.session import JobStatus
+from zico.job.status import JobStatus
 from zico.launch.client import words_of
 
 MIB = 1 << 20
