@@ -48,7 +48,10 @@ HOST = "cpu-2core"
 ITERATIONS = 8
 """Of the real job: until it follows a plan of its own."""
 TRACED = 2
-COMPILED = ("perceptron", "N-BEATS", "ViT", "GPT-2")
+COMPILED = (
+    *("perceptron", "N-BEATS", "ViT", "GPT-2", "autoencoder", "ResNet", "GCN", "Switch", "DLRM", "Llama, LoRA"),
+    *("diffusion transformer", "VGG", "PointNet", "BERT"),
+)
 SMOKE = ("perceptron",)
 MARGINS: dict[str, Callable[[int], float]] = {
     "no margin": lambda held_bytes: held_bytes,
@@ -88,12 +91,13 @@ def cases(names: Sequence[str], *, smoke: bool = False) -> list[Case]:
         return found
     with_blocks = [name for name in names if small.checkpoints(of[name].make())]
     found += [Case(name, of[name].batches[1], of[name].optimizer, "checkpoint") for name in with_blocks]
+    compiled = [name for name in COMPILED if name in of]
+    found += [Case(name, of[name].batches[1], of[name].optimizer, "compile") for name in compiled]
     mixed = [name for first in range(_STRIDE) for name in list(of)[first::_STRIDE]]
     for name in mixed:
         others = [one for one in small.OPTIMIZERS if one != of[name].optimizer]
         found += [Case(name, of[name].batches[1], one) for one in others]
-    compiled = [name for name in COMPILED if name in of]
-    return found + [Case(name, of[name].batches[1], of[name].optimizer, "compile") for name in compiled]
+    return found
 
 
 # -- what is measured ------------------------------------------------------------------------------
@@ -224,7 +228,7 @@ size. *Too much*: jobs that held more than a budget of the forecast and a margin
 
 Regions have {DEFAULT_REGION_BYTES // MIB} MiB. Live tensors are those of 64 KiB and more; what lies below is not in
 the pool. A real job trains {ITERATIONS} steps in one thread. *CPU s* is what the forecast took, in a process
-that has PyTorch loaded. By `torch.compile` the forecast is that of the step without it.
+that has PyTorch loaded.
 """
 
 

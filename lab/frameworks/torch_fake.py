@@ -20,6 +20,7 @@ Known limitations
     * What kernels allocate inside (workspaces of cuDNN and cuBLAS, im2col buffers) and the
       allocator's rounding are not in the trace. Times are lower bounds: no launch, no imperfect
       kernel.
+    * What ``torch.compile`` makes is followed as ``zico.lab.frameworks.torch_codeless`` says.
     * Recurrent layers of cuDNN (``nn.LSTM`` on a GPU) are followed as the single operations that
       they stand for.
     * A value that the script reads from a tensor is 1 (``False`` for truth values); a shape that
@@ -28,7 +29,6 @@ Known limitations
 
 # ruff: noqa: A002, ANN401, FBT001, FBT002, SLF001 - torch has no types, its own signatures and its
 # private names
-# ruff: noqa: ANN401, SLF001 - torch has no types, its own signatures and its private names
 from __future__ import annotations
 
 import contextlib
@@ -56,6 +56,7 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from zico.lab.frameworks.torch_codeless import COMPILES, codeless, is_compiling
 from zico.trace.events import EVENT, NO_NAME, Kind, Origin, Trace
 
 if TYPE_CHECKING:
@@ -161,6 +162,8 @@ _GATHERS = {"embedding", "gather", "index", "index_select"}
 _OVERWRITES = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
 """Operations that change a tensor without reading it, besides those that draw random numbers."""
 _NOTE = "workspaces inside kernels are not modelled; times are a roofline's lower bounds"
+if not COMPILES:
+    _NOTE += "; this PyTorch follows a step of torch.compile as it is without"
 
 
 def fake_trace(
@@ -201,7 +204,8 @@ def fake_trace(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_collected_by_hand())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(_Dispatch(recorder, device, copies=copies and not device.is_cuda))
+        dispatch = stack.enter_context(_Dispatch(recorder, device, copies=copies and not device.is_cuda))
+        stack.enter_context(codeless(dispatch.fused))
         for pretence in pretences(device):
             stack.enter_context(pretence)
         step = build()
@@ -312,8 +316,21 @@ class _Dispatch(TorchDispatchMode):
         self._device = device
         self._copies = copies
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let ``torch.compile`` compile below this mode."""
+        return True
+
+    def fused(self, reads: list[Any], writes: list[Any]) -> None:
+        """Note a kernel that ``torch.compile`` has made; its time is that of moving its bytes."""
+        moved_bytes = sum(map(_extent_bytes, (*reads, *writes)))
+        duration_ns = self._device.duration_ns(0, moved_bytes, writes[0].dtype.itemsize, tf32=False)
+        self._recorder.operation("fused", _storages(reads), _storages(writes), duration_ns)
+
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if is_compiling():
+            return func(*args, **kwargs)
         try:
             result = func(*args, **kwargs)
         except DataDependentOutputException:

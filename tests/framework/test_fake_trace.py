@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from zico.cli import main
+from zico.lab.frameworks.torch_codeless import COMPILES
 from zico.lab.frameworks.torch_fake import fake_trace
 from zico.lab.simulator.roofline import device_model
 from zico.trace.events import Kind
@@ -127,6 +128,38 @@ def test_the_peak_is_that_of_a_real_run(build: Callable[[], Step]) -> None:
     """A fake trace of the host peaks within 1 in 1000 of what PyTorch's profiler counts in a real run."""
     _, real = real_peak_bytes(build)
     assert fake_peak_bytes(fake_trace(build, HOST)) == pytest.approx(real, rel=1e-3)
+
+
+def compiled() -> Step:
+    """Build the perceptron's layers, compiled."""
+    return training(torch.compile(nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))), 1024, 512)
+
+
+needs_compiler = pytest.mark.skipif(not COMPILES, reason="this PyTorch compiles nothing below a dispatch mode")
+inductor_warns = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+
+
+@inductor_warns
+@needs_compiler
+def test_the_peak_of_a_compiled_step_is_that_of_a_real_run() -> None:
+    """A fake trace knows what is fused; a real run after it has code of its own."""
+    fake = fake_trace(compiled, HOST)
+    _, real = real_peak_bytes(compiled)
+    assert fake_peak_bytes(fake) == pytest.approx(real, rel=1e-3)
+    assert "gelu" not in fake.names
+    operations = fake.events[fake.events["kind"] == Kind.OP]
+    assert (operations["name"] == fake.names.index("fused")).any()
+
+
+@inductor_warns
+@needs_compiler
+def test_each_trace_compiles_for_its_own_shapes() -> None:
+    """A compiled model of other shapes is no reason to compile less: each job compiles for itself."""
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for batch in (64, 96, 128):
+            layers = nn.Sequential(nn.Linear(64, 256), nn.GELU())
+            trace = fake_trace(lambda batch=batch, layers=layers: training(torch.compile(layers), batch, 64), HOST, 1)
+            assert "gelu" not in trace.names
 
 
 @settings(max_examples=5, deadline=None)
