@@ -63,7 +63,7 @@ class FrozenSharing(Sharer):
                 there[id(bytes_.of)] = array
             return array is not None
 
-        found = map(self._bytes_of, {id(leaf): leaf for leaf in leaves}.values())
+        found = map(self._bytes_of, leaves)
         self._sharing.share([one for one in found if one is not None], move)
         return jax.tree_util.tree_unflatten(tree, [there.get(id(leaf), leaf) for leaf in leaves])
 

@@ -117,6 +117,7 @@ def test_a_child_that_computes_first_shares_nothing(made: Pool) -> None:
         assert ask(job, "fork_first") == "0"
         steps(job)
         assert ask(job, "there") == str(LAYERS)
+        assert "no more frozen memory" not in job.finish().stderr, "the child does not ask"
 
 
 def test_memory_with_another_reference_stays_where_it_is(made: Pool) -> None:

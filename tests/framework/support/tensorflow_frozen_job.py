@@ -133,7 +133,8 @@ class Job:
         self.share()
         del array
         gc.collect()
-        return self.share()
+        zico.share(jnp.ones(1))
+        return zico.status().shared_bytes
 
     def unfreeze(self) -> None:
         """Let the last layer of the base learn, too."""
