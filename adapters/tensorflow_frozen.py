@@ -2,10 +2,10 @@
 
 Theory of operation
     A variable is frozen that a layer of Keras, or a ``tf.Module``, has and does not train. Before the
-    first gradient tape begins, all of the process are offered to ``zico.job.frozen``, and at the ends
-    of the first iterations those that have not been shared yet. A variable of the host takes a
-    tensor over that is assigned to it. So it is assigned one that lies in the mapping, and what it
-    had is freed.
+    first gradient tape begins, all of the process are offered to ``zico.job.frozen``. So are, at the
+    ends of the first iterations, those that have not been shared yet. A variable of the host takes
+    a tensor over that is assigned to it. So it is assigned one that lies in the mapping, and what
+    it had is freed.
 
     TensorFlow writes in place only what it has allocated itself and nothing else refers to
     (``Tensor::RefCountIsOne``). What lies in a mapping it has not allocated. So whatever writes the

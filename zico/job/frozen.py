@@ -40,7 +40,7 @@ from zico.job.session import Watcher
 from zico.swap.digest import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from zico.device.api import Owned
     from zico.job.session import Session
@@ -122,14 +122,11 @@ class Sharing:
             wanted: What is to be shared.
             move: Puts the mapping in the place of the bytes and frees those; false: they have changed meanwhile.
         """
-        sizes = [
-            bytes_.size_bytes
-            for bytes_, mapping in self._each(sorted(wanted, key=lambda one: -one.size_bytes))
-            if move(bytes_, mapping)
-        ]
-        self._untold += sizes
+        largest_first = sorted(wanted, key=lambda one: -one.size_bytes)
+        with contextlib.closing(self._each(largest_first)) as each:  # at once, also where a move raises
+            self._untold += [bytes_.size_bytes for bytes_, mapping in each if move(bytes_, mapping)]
 
-    def _each(self, wanted: Iterable[Bytes]) -> Iterator[tuple[Bytes, Mapping]]:
+    def _each(self, wanted: Iterable[Bytes]) -> Generator[tuple[Bytes, Mapping], None, None]:
         with self._lock:
             if self._is_inside:  # in a handler of signals: the same thread is at it already
                 return
