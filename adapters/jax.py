@@ -34,6 +34,8 @@ from zico.job.autoload import not_shared
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from zico.adapters.jax_frozen import FrozenSharing
+
     from zico.job.session import Session
 
 TESTED_VERSION = "0.10, 0.11"
@@ -193,7 +195,14 @@ def enable() -> Session | None:
     for name in ("grad", "value_and_grad", "jacrev", "hessian"):
         setattr(jax, name, marker.transform(getattr(jax, name)))
     jax.vjp = marker.vjp(jax.vjp)
+    joined.shares_by(_frozen)
     return joined
+
+
+def _frozen(joined: Session) -> FrozenSharing:
+    from zico.adapters.jax_frozen import FrozenSharing
+
+    return FrozenSharing(joined)
 
 
 def _enable_cuda(joined: Session) -> None:

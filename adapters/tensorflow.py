@@ -18,6 +18,8 @@ from zico.job import joining, session
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
+    from zico.adapters.tensorflow_frozen import FrozenSharing
+
     from zico.job.session import Session
 
 TESTED_VERSION = "2.21"
@@ -78,7 +80,14 @@ def enable() -> Session | None:
     from zico.adapters.tensorflow_steps import StepMarker
 
     StepMarker(joined).install()
+    joined.shares_by(_frozen)
     return joined
+
+
+def _frozen(joined: Session) -> FrozenSharing:
+    from zico.adapters.tensorflow_frozen import FrozenSharing
+
+    return FrozenSharing(joined)
 
 
 def _enable_cuda(joined: Session) -> None:

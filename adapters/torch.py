@@ -91,7 +91,7 @@ def enable() -> Session | None:
         torch_cuda.enable(joined)
         if joined.is_to_swap:
             _swap(joined)
-    _share_frozen(joined, kind)
+    joined.shares_by(_frozen)
     marker = StepMarker(joined)
     joined.watchers.append(marker)
     register_optimizer_step_post_hook(marker.end_step)
@@ -118,23 +118,10 @@ def _take_host_memory(joined: Session) -> None:
         torch_cpu.enable(joined)
 
 
-def _share_frozen(joined: Session, kind: str) -> None:
-    """Hold this process's frozen parameters once together with other jobs', if it is to, or once it asks for it."""
-    if kind != "host":
-        return
-    watching: list[FrozenSharing] = []
+def _frozen(joined: Session) -> FrozenSharing:
+    from zico.adapters.torch_frozen import FrozenSharing
 
-    def sharing() -> FrozenSharing:
-        if not watching:
-            from zico.adapters.torch_frozen import FrozenSharing
-
-            watching.append(FrozenSharing(joined))
-            joined.watchers.append(watching[0])
-        return watching[0]
-
-    joined.share = lambda tensors: sharing().share(tensors)
-    if joined.settings.wish.share_frozen:
-        sharing().install()
+    return FrozenSharing(joined)
 
 
 def _swap(joined: Session) -> None:

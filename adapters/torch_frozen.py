@@ -31,36 +31,28 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from zico.adapters.torch_saving import PLAIN, has_memory_alone, is_dense, is_transformed, storage_of
 
-from zico.base.saying import inform
-from zico.base.units import format_bytes
-from zico.job.autoload import complain
-from zico.job.frozen import Bytes, Sharing, is_written
-from zico.job.session import Watcher
+from zico.job.frozen import OFFERS, Bytes, Sharer, is_written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from zico.job.frozen import Mapping
     from zico.job.session import Session
 
-OFFERS = 3
-"""Ends of iterations at which what is not shared yet is offered again."""
 
-
-class FrozenSharing(Watcher):
+class FrozenSharing(Sharer):
     """Shares frozen parameters of this process, and takes those back that are frozen no more."""
+
+    takes = "a module of PyTorch or a list of its tensors"
 
     def __init__(self, joined: Session) -> None:
         """Share nothing yet."""
-        self._session = joined
-        self._sharing = Sharing(joined.membership)
-        self._begin, self._end = joined.heap.base, joined.heap.base + int(joined.heap.record[0]["window_bytes"])
+        super().__init__(joined)
         self._shared: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
         """By identity: a tensor, its version, and its address."""
         self._changed: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -68,7 +60,6 @@ class FrozenSharing(Watcher):
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         """By identity: frozen parameters at the last end of an iteration, and their versions then."""
         self._ends = 0
-        self._offers = 0
         self._hook: Any = None
 
     def install(self) -> None:
@@ -80,39 +71,38 @@ class FrozenSharing(Watcher):
         if torch.compiler.is_compiling():
             return
         self._hook.remove()  # a module without any hook is called by a shorter way
-        self._offer(module.parameters())
+        self._offer(module.parameters)
 
-    def _offer(self, tensors: Iterable[torch.Tensor]) -> None:
-        try:
-            self.share(tensors)
-        except Exception as error:  # noqa: BLE001 - the job goes on, whatever PyTorch says
-            self._offers = 0
-            complain("this process keeps its own frozen memory", error)
+    def knows(self, given: Any) -> bool:  # noqa: ANN401 - whatever a user gives
+        """Tell whether this is a module, or several tensors."""
+        if isinstance(given, torch.nn.Module):
+            return True
+        is_several = isinstance(given, Iterable) and not isinstance(given, torch.Tensor)
+        return is_several and all(isinstance(one, torch.Tensor) for one in given)
 
-    def share(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Share the memory of these tensors as far as it can be; returns how many bytes are shared by this call."""
-        if not self._session.is_member or is_transformed():
-            return 0
+    def share(self, given: Any) -> Any:  # noqa: ANN401 - as given
+        """Share the memory of a module's parameters, or of these tensors, as far as it can be."""
+        if is_transformed():
+            return given
         versions, wanted = {}, []
-        for tensor in tensors:
+        for tensor in given.parameters() if isinstance(given, torch.nn.Module) else given:
             version = 0 if tensor.is_inference() else tensor._version
             bytes_of = self._bytes_of(tensor)
             if bytes_of is not None:
                 versions[id(tensor)] = version
                 wanted.append(bytes_of)
-        wanted.sort(key=lambda one: -one.size_bytes)
-        n = size_bytes = 0
+
+        def move(bytes_: Bytes, mapping: Mapping) -> bool:
+            one, version = bytes_.of, versions[id(bytes_.of)]
+            if one._version != version:
+                return False
+            _move(one, mapping)
+            self._shared[id(one)] = (weakref.ref(one), version, one.data_ptr())
+            return True
+
         with torch.inference_mode(mode=False), torch.no_grad():
-            for bytes_, mapping in self._sharing.share(wanted):
-                one, version = bytes_.of, versions[id(bytes_.of)]
-                if one._version == version:
-                    _move(one, mapping)
-                    self._shared[id(one)] = (weakref.ref(one), version, one.data_ptr())
-                    n += 1
-                    size_bytes += bytes_.size_bytes
-        if n:
-            inform(f"{n} frozen tensors, {format_bytes(size_bytes)}, are held once for all jobs that have the same")
-        return size_bytes
+            self._sharing.share(wanted, move)
+        return given
 
     def _bytes_of(self, tensor: torch.Tensor) -> Bytes | None:
         """Return a tensor's memory if that is the pool's, and nobody but this tensor refers to it."""
@@ -124,14 +114,11 @@ class FrozenSharing(Watcher):
         if tensor.is_inference() or tensor._is_view() or not has_memory_alone(tensor):
             return None
         storage = storage_of(tensor)
-        if not (self._begin <= storage.data_ptr() < self._end and storage.resizable()):
+        if not (self._sharing.has(storage.data_ptr()) and storage.resizable()):
             return None
         return Bytes(storage.data_ptr(), storage.nbytes(), tensor)
 
-    def at_boundary(self) -> None:
-        """Take back what is frozen no more, and offer what is not shared yet."""
-        if not self._session.is_member:
-            return
+    def _take_back(self) -> None:
         self._ends += 1
         looks = self._ends & (self._ends - 1) == 0  # a power of two
         for identity, (reference, version, address) in list(self._shared.items()):
@@ -141,22 +128,19 @@ class FrozenSharing(Watcher):
             elif tensor._version != version or tensor.requires_grad or (looks and _is_written(tensor)):
                 del self._shared[identity]
                 self._changed[identity] = reference
-                self._take_back(tensor)
-        if self._offers:
-            self._offers -= 1
-            self._offer(self._still_frozen())
-        self._sharing.give_back()
-
-    def _take_back(self, tensor: torch.Tensor) -> None:
-        if has_memory_alone(tensor):  # else its aliases would see no more writes
-            with torch.inference_mode(mode=False), torch.no_grad():
-                tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
+                _let_have_its_own(tensor)
 
     def _still_frozen(self) -> list[torch.Tensor]:
         """Return the frozen parameters that nobody has written since the last end of an iteration, or the beginning."""
         before, found = self._seen, frozen_parameters()
         self._seen = {id(one): (weakref.ref(one), one._version) for one in found}
         return [one for one in found if id(one) in before and _is_as(one, *before[id(one)])]
+
+
+def _let_have_its_own(tensor: torch.Tensor) -> None:
+    if has_memory_alone(tensor):  # else its aliases would see no more writes
+        with torch.inference_mode(mode=False), torch.no_grad():
+            tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
 
 
 def _is_as(tensor: Any, reference: weakref.ref[torch.Tensor], version: int) -> bool:  # noqa: ANN401 - torch has no types

@@ -2,86 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
-from support.harness import ANSWER_S, FRAMEWORK, MIB, Pool, clean_environment, compile_once, pool, until
-from support.scripts import Script
+from framework.support.frozen_pool import BASE, LAYERS, REGIONS, ask, begin, fresh, shared, start, steps
+from support.harness import ANSWER_S, FRAMEWORK, MIB, Pool, compile_once, pool, until
 
-from zico.base.errors import ZicoError
 from zico.broker.client import BrokerClient
-from zico.broker.saving import Wish
-from zico.launch.jobs import job_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 JOB = FRAMEWORK / "frozen_job.py"
 LIBRARIES = [("peft_job.py", "peft", 2 * 4 * MIB), ("keras_frozen_job.py", "keras", 6 * MIB)]
 """Script, what it needs, and how much of its base is in large frozen weights at least."""
-LAYERS = 6
-BASE = LAYERS * 4 * MIB
-REGIONS = 64
 
 
 @pytest.fixture
 def made() -> Iterator[Pool]:
     """Give a pool of 64 MiB."""
-    compile_once()
-    with pool(regions=REGIONS, region_bytes=MIB) as one:
+    with fresh() as one:
         yield one
-
-
-def start(made: Pool | None, seed: int, *, share: bool = True, script: Path = JOB) -> Script:
-    """Start a job, in the pool or alone."""
-    environment = clean_environment()
-    if made is not None:
-        environment = job_environment(environment, made.socket, f"job{seed}", wish=Wish(share_frozen=share))
-    return Script([str(script), str(seed)], environment | {"PYTHONUNBUFFERED": "1"}, loaded="torch")
-
-
-def ask(job: Script, what: str) -> str:
-    """Have a job do something and return what it says."""
-    job.tell(what)
-    return job.line()
-
-
-def steps(*jobs: Script, n: int = 1) -> list[list[str]]:
-    """Have jobs train for so many iterations, at the same time; returns each one's losses."""
-    losses = []
-    for _ in range(n):
-        for job in jobs:
-            job.tell("step")
-        losses.append([job.line() for job in jobs])
-    return [list(of_one) for of_one in zip(*losses, strict=True)]
-
-
-def shared(made: Pool) -> int:
-    """Return the bytes that jobs have in common."""
-    with contextlib.suppress(ZicoError), BrokerClient(made.socket) as client:
-        return client.status().shared_bytes
-    return -1
-
-
-@contextlib.contextmanager
-def begin(made: Pool | None, *seeds: int, script: Path = JOB) -> Iterator[list[Script]]:
-    """Give jobs that are ready, each dead when the block ends."""
-    with contextlib.ExitStack() as owned:
-        jobs = [owned.enter_context(start(made, seed, script=script)) for seed in seeds]
-        assert [job.line() for job in jobs] == ["ready"] * len(seeds)
-        yield jobs
 
 
 def test_two_jobs_hold_their_base_once_and_their_losses_are_those_alone(made: Pool) -> None:
     """Invariants 6 and 12: shared with the first iteration; the budget has it once."""
     alone = []
     for seed in (1, 2):
-        with start(None, seed) as job:
+        with start(None, JOB, seed) as job:
             assert job.line() == "ready"
             alone.append([ask(job, "step") for _ in range(3)])
-    with begin(made, 1, 2) as (a, b):
+    with begin(made, JOB, 1, 2) as (a, b):
         assert steps(a, b, n=3) == alone
         assert [ask(job, "there") for job in (a, b)] == [str(LAYERS)] * 2
         with BrokerClient(made.socket) as client:
@@ -101,9 +52,9 @@ def test_libraries_fine_tunings_hold_their_base_once(made: Pool, script: str, ne
     """Two jobs hold the base of a library's model once, and their losses are those alone."""
     pytest.importorskip(needs, reason="make test installs it")
     path = FRAMEWORK / script
-    with begin(None, 1, 2, script=path) as alone:
+    with begin(None, path, 1, 2) as alone:
         losses = steps(*alone, n=3)
-    with begin(made, 1, 2, script=path) as (a, b):
+    with begin(made, path, 1, 2) as (a, b):
         assert steps(a, b, n=3) == losses
         base = int(ask(a, "outside"))
         assert base >= least
@@ -113,14 +64,14 @@ def test_libraries_fine_tunings_hold_their_base_once(made: Pool, script: str, ne
 
 def test_the_dead_leave_the_living_what_they_share(made: Pool) -> None:
     """Invariants 5 and 12: who made it dies, another one joins; with the last one it goes."""
-    with begin(made, 1, 2) as (a, b):
+    with begin(made, JOB, 1, 2) as (a, b):
         steps(a, b, n=3)
         before = ask(b, "sum")
         a.process.kill()
         a.process.wait(ANSWER_S)
         until(lambda: len(made.look().jobs) >= 1 and shared(made) == BASE, ANSWER_S, "it stays")
         assert ask(b, "sum") == before
-        with begin(made, 3) as (c,):
+        with begin(made, JOB, 3) as (c,):
             steps(b, c, n=3)
             assert (ask(c, "there"), ask(c, "sum")) == (str(LAYERS), before)
             b.process.kill()
@@ -132,7 +83,7 @@ def test_the_dead_leave_the_living_what_they_share(made: Pool) -> None:
 
 def test_who_writes_has_memory_of_its_own_again(made: Pool) -> None:
     """Invariant 12: nobody else sees it, and from the next boundary on it counts as the writer's."""
-    with begin(made, 1, 2) as (a, b):
+    with begin(made, JOB, 1, 2) as (a, b):
         steps(a, b, n=3)
         before = ask(b, "sum")
         assert ask(a, "write") == "7.0"
@@ -152,7 +103,7 @@ def test_who_writes_has_memory_of_its_own_again(made: Pool) -> None:
 
 def test_a_child_reads_what_its_parent_shares_and_writes_to_itself(made: Pool) -> None:
     """Invariants 10 and 12."""
-    with begin(made, 1, 2) as (a, b):
+    with begin(made, JOB, 1, 2) as (a, b):
         steps(a, b, n=3)
         before = ask(b, "sum")
         assert ask(a, "fork") == before
@@ -160,9 +111,18 @@ def test_a_child_reads_what_its_parent_shares_and_writes_to_itself(made: Pool) -
         assert shared(made) == BASE
 
 
+def test_a_child_that_computes_first_shares_nothing(made: Pool) -> None:
+    """Invariant 10: its parent's place in the pool is not the child's."""
+    with begin(made, JOB, 1) as (job,):
+        assert ask(job, "fork_first") == "0"
+        steps(job)
+        assert ask(job, "there") == str(LAYERS)
+        assert "no more frozen memory" not in job.finish().stderr, "the child does not ask"
+
+
 def test_memory_with_another_reference_stays_where_it_is(made: Pool) -> None:
     """An alias would not move with it."""
-    with begin(made, 1) as (job,):
+    with begin(made, JOB, 1) as (job,):
         ask(job, "keep")
         ask(job, "step")
         assert ask(job, "there") == str(LAYERS - 1)
@@ -170,7 +130,7 @@ def test_memory_with_another_reference_stays_where_it_is(made: Pool) -> None:
 
 def test_equal_tensors_of_one_job_are_written_apart(made: Pool) -> None:
     """Invariant 12: each has a mapping of its own."""
-    with begin(made, 1) as (job,):
+    with begin(made, JOB, 1) as (job,):
         steps(job, n=2)
         before = ask(job, "sum")
         assert ask(job, "copy") == before
@@ -178,14 +138,14 @@ def test_equal_tensors_of_one_job_are_written_apart(made: Pool) -> None:
 
 def test_an_alias_sees_what_is_written_after_it_was_shared(made: Pool) -> None:
     """A parameter to which an alias refers stays where it is, written or not."""
-    with begin(made, 1) as (job,):
+    with begin(made, JOB, 1) as (job,):
         steps(job, n=2)
         assert ask(job, "alias") == "True"
 
 
 def test_a_write_that_changes_no_version_is_found(made: Pool) -> None:
     """Invariant 12: by the process's pages, at the end of an iteration soon after."""
-    with begin(made, 1) as (job,):
+    with begin(made, JOB, 1) as (job,):
         steps(job)
         ask(job, "data")
         steps(job, n=3)
@@ -195,7 +155,7 @@ def test_a_write_that_changes_no_version_is_found(made: Pool) -> None:
 @pytest.mark.parametrize(("what", "says"), [("infer", f"False {LAYERS}"), ("elsewhere", str(BASE)), ("compiled", None)])
 def test_a_job_begins_in_another_mode(made: Pool, what: str, says: str | None) -> None:
     """Inference mode, a default device, a graph: parameters stay ordinary ones, and shared they are soon."""
-    with begin(made, 1) as (job,):
+    with begin(made, JOB, 1) as (job,):
         said = ask(job, what)
         assert says in (None, said)
         steps(job, n=3)
@@ -204,7 +164,7 @@ def test_a_job_begins_in_another_mode(made: Pool, what: str, says: str | None) -
 
 def test_what_a_job_lets_go_is_given_back(made: Pool) -> None:
     """A base that is dropped leaves the budget while its job lives."""
-    with begin(made, 1) as (job,):
+    with begin(made, JOB, 1) as (job,):
         ask(job, "step")
         assert shared(made) == BASE
         ask(job, "drop")
@@ -215,33 +175,33 @@ def test_what_a_job_lets_go_is_given_back(made: Pool) -> None:
 
 def test_a_job_shares_when_it_asks_for_it(made: Pool) -> None:
     """``zico.share`` does it at once, and only where the option was not given; outside a pool it does nothing."""
-    with start(None, 1) as job:
+    with start(None, JOB, 1) as job:
         assert job.line() == "ready"
         assert ask(job, "share") == "0"
-    with start(made, 1, share=False) as job:
+    with start(made, JOB, 1, share=False) as job:
         assert job.line() == "ready"
         ask(job, "step")
         assert (ask(job, "there"), shared(made)) == ("0", 0)
         assert ask(job, "share") == str(BASE)
         assert (ask(job, "there"), shared(made)) == (str(LAYERS), BASE)
-        assert ask(job, "share") == "0"
+        assert ask(job, "share") == str(BASE)
 
 
 def test_without_room_in_the_budget_a_job_keeps_its_own() -> None:
     """Invariant 1: the base is shared as far as there is room while both copies are there."""
     compile_once()
-    with pool(regions=LAYERS * 4 + 3, region_bytes=MIB) as made, begin(made, 1) as (job,):
+    with pool(regions=LAYERS * 4 + 3, region_bytes=MIB) as made, begin(made, JOB, 1) as (job,):
         losses = [ask(job, "step") for _ in range(2)]
         assert ask(job, "there") != str(LAYERS)
         assert made.header["peak_granted"] <= LAYERS * 4 + 3
-    with start(None, 1) as job:
+    with start(None, JOB, 1) as job:
         assert job.line() == "ready"
         assert [ask(job, "step") for _ in range(2)] == losses
 
 
 def test_a_dead_broker_changes_nothing(made: Pool) -> None:
     """Invariants 5 and 12: what is shared stays mapped, and nothing more is."""
-    with begin(made, 1, 2) as (a, b):
+    with begin(made, JOB, 1, 2) as (a, b):
         ask(a, "share")
         before = ask(a, "sum")
         made.kill_broker()

@@ -5,7 +5,8 @@ How it works
     digest and size. Where there is one, the job maps it and compares it with its own bytes, so
     that a digest decides nothing by itself. Where there is none, the job fills it. What comes back
     is a mapping of its own for each of its tensors: whoever writes there writes a page of this
-    tensor. An adapter puts it in the place of the bytes, and frees those.
+    tensor. An adapter (``Sharer``) says what is frozen, puts the mapping in the place of the bytes,
+    and frees those. All adapters of a process have one ``Sharing``, since the broker knows a job once.
 
 Guarantees (numbers as in docs/design/invariants.md)
     6. A mapping has the same bits as the bytes that it replaces, since they were compared.
@@ -15,6 +16,7 @@ Guarantees (numbers as in docs/design/invariants.md)
 
 from __future__ import annotations
 
+import abc
 import collections
 import contextlib
 import ctypes
@@ -24,22 +26,27 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from zico.base.errors import DriverError, ZicoError
+from zico.base.saying import inform
+from zico.base.units import format_bytes
 from zico.broker.protocol import messages as m
 from zico.device.host import map_privately
 from zico.job.autoload import complain
+from zico.job.session import Watcher
 from zico.swap.digest import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
-    from zico.broker.client import Membership
     from zico.device.api import Owned
+    from zico.job.session import Session
 
+OFFERS = 3
+"""Ends of iterations at which what is not shared yet is offered again."""
 WAIT_S = 2.0
 """For contents that other jobs are filling; later they are asked for once more."""
 _LOOK_S = 0.005
@@ -86,9 +93,10 @@ def _unmap(window: Owned, gone: collections.deque[str], key: str) -> None:
 class Sharing:
     """What this process has in common with other jobs of its pool."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, joined: Session) -> None:
         """Have nothing in common."""
-        self._membership = membership
+        self._membership = joined.membership
+        self._begin, self._end = joined.heap.base, joined.heap.base + int(joined.heap.record[0]["window_bytes"])
         self._lock = threading.RLock()
         self._is_inside = False
         """A thread, or a handler of signals in it, talks to the broker."""
@@ -96,14 +104,29 @@ class Sharing:
         """Mappings of each content."""
         self._gone: collections.deque[str] = collections.deque()
         """Keys of mappings that are gone; whatever thread that was in."""
+        self._untold: list[int] = []
+        """Bytes of each tensor that has been shared since the user was last told."""
         self.is_off = False
         """The broker has not answered."""
 
-    def share(self, wanted: Iterable[Bytes]) -> Iterator[tuple[Bytes, Mapping]]:
-        """Yield each of these that has a mapping now; the caller puts that in its place and frees the bytes.
+    def has(self, address: int) -> bool:
+        """Tell whether memory is the pool's, and so worth sharing."""
+        return self._begin <= address < self._end
+
+    def share(self, wanted: Iterable[Bytes], move: Callable[[Bytes, Mapping], bool]) -> None:
+        """Give each of these a mapping, the largest first.
 
         What the budget has no room for, or other jobs fill for longer than ``WAIT_S``, is left out.
+
+        Args:
+            wanted: What is to be shared.
+            move: Puts the mapping in the place of the bytes and frees those; false: they have changed meanwhile.
         """
+        largest_first = sorted(wanted, key=lambda one: -one.size_bytes)
+        with contextlib.closing(self._each(largest_first)) as each:  # at once, also where a move raises
+            self._untold += [bytes_.size_bytes for bytes_, mapping in each if move(bytes_, mapping)]
+
+    def _each(self, wanted: Iterable[Bytes]) -> Generator[tuple[Bytes, Mapping], None, None]:
         with self._lock:
             if self._is_inside:  # in a handler of signals: the same thread is at it already
                 return
@@ -130,10 +153,14 @@ class Sharing:
                 time.sleep(_LOOK_S)
             waiting = busy
 
-    def give_back(self) -> None:
-        """Tell the broker of mappings that are gone."""
+    def tell(self) -> None:
+        """Tell the user what is shared, and the broker of mappings that are gone."""
+        if self._untold:
+            sizes, self._untold = self._untold, []
+            total = format_bytes(sum(sizes))
+            inform(f"{len(sizes)} frozen tensors, {total}, are held once for all jobs that have the same")
         if self._gone and not self.is_off:
-            for _ in self.share(()):
+            for _ in self._each(()):
                 pass
 
     def _give_back(self) -> None:
@@ -187,6 +214,56 @@ class Sharing:
     def _turn_off(self, error: Exception) -> None:
         self.is_off = True
         complain("this process shares no more frozen memory", error)
+
+
+class Sharer(Watcher, abc.ABC):
+    """What one framework's adapter does with its frozen memory."""
+
+    takes: ClassVar[str]
+    """What ``zico.share`` may be given, as people read it."""
+
+    def __init__(self, joined: Session) -> None:
+        """Share nothing yet."""
+        self._session = joined
+        self._sharing = joined.frozen
+        self._offers = 0
+
+    @abc.abstractmethod
+    def knows(self, given: Any) -> bool:  # noqa: ANN401 - whatever a user gives
+        """Tell whether something is, or has, frozen memory of this framework."""
+
+    @abc.abstractmethod
+    def share(self, given: Any) -> Any:  # noqa: ANN401 - as given
+        """Share what is frozen in this as far as it can be; returns what is to be used from now on."""
+
+    def install(self) -> None:
+        """Share without being asked; nothing, where a framework does not say what is frozen."""
+
+    def at_boundary(self) -> None:
+        """Take back what is frozen no more, and offer what is not shared yet."""
+        if not self._session.is_member:
+            return
+        self._take_back()
+        if self._offers:
+            self._offers -= 1
+            self._offer(self._still_frozen)
+        self._sharing.tell()
+
+    def _take_back(self) -> None:
+        """Let what was written have memory of the pool again; nothing, where the framework does that by writing."""
+
+    def _still_frozen(self) -> list[Any]:
+        """Return what can be offered at the end of an iteration."""
+        return []
+
+    def _offer(self, find: Callable[[], Iterable[Any]]) -> None:
+        if not self._session.is_member:  # a forked child's first computation
+            return
+        try:
+            self.share(find())
+        except Exception as error:  # noqa: BLE001 - the job goes on, whatever the framework says
+            self._offers = 0
+            complain("this process keeps its own frozen memory", error)
 
 
 def is_same(bytes_: Bytes, mapping: Mapping) -> bool:

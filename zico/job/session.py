@@ -12,22 +12,24 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zico.base.errors import HookError
+from zico.base.errors import ConfigError, HookError
 from zico.base.saying import inform
 from zico.base.settings import SOCKET_VARIABLE, STARTING_VARIABLE, kind_of, starting_s
 from zico.job.autoload import complain, framework_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from zico.base.errors import OutOfMemory
     from zico.broker.client import Membership
     from zico.heap.build import Heap
     from zico.job.device_timeline import DeviceTimeline
+    from zico.job.frozen import Sharer, Sharing
     from zico.job.settings import JobSettings
     from zico.job.status import JobStatus
     from zico.pool.table import PoolTable
@@ -88,8 +90,8 @@ class Session:
         self.frameworks: list[str] = []
         self.swapper: Any = None
         """What moves idle tensors of this job (``zico.swap.swapper.Swapper``), if anything does."""
-        self.share: Callable[[Iterable[Any]], int] | None = None
-        """Holds frozen tensors once together with other jobs' and returns how many bytes; ``None``: nothing can."""
+        self.sharers: list[Callable[[], Sharer]] = []
+        """Each framework's way to hold frozen memory once together with other jobs; none on a GPU."""
         self.rest: Callable[[], None] | None = None
         """What the job does before each wait at a boundary, such as putting its context aside; ``None``: nothing."""
         self.watchers: list[Watcher] = []
@@ -135,6 +137,31 @@ class Session:
         for name, original in hooked.originals.items():
             if original not in ours:
                 heap[f"real_{name}"] = original
+
+    @functools.cached_property
+    def frozen(self) -> Sharing:
+        """What this process has in common with other jobs, whatever the framework."""
+        from zico.job.frozen import Sharing
+
+        return Sharing(self)
+
+    def shares_by(self, make: Callable[[Session], Sharer]) -> None:
+        """Let a framework's frozen memory be held once: by itself where the job is to, else when it asks for it.
+
+        Args:
+            make: Makes what does it, when it is first needed.
+        """
+        if self.membership.device.kind != "host":
+            return
+
+        @functools.cache
+        def sharer() -> Sharer:
+            self.watchers.append(made := make(self))
+            return made
+
+        self.sharers.append(sharer)
+        if self.settings.wish.share_frozen:
+            sharer().install()
 
     def expect_marks(self) -> None:
         """Trust no boundary found by repetition for a while: an adapter is going to mark iterations.
@@ -645,23 +672,35 @@ def iteration() -> Iterator[None]:
         step()
 
 
-def share(frozen: Any) -> int:  # noqa: ANN401 - a module of PyTorch, or tensors
+def share(frozen: Any) -> Any:  # noqa: ANN401 - what the frameworks have
     """Hold frozen memory once together with other jobs of the pool that have the same bytes.
 
-    ``zico run --share-frozen`` does it for all frozen parameters of a job. A tensor keeps its bits,
-    and is written as before: what is written is this process's alone, and counts again. It is for
-    PyTorch on the host; elsewhere, and outside a pool, it does nothing.
+    ``zico run --share-frozen`` does it for all frozen weights of PyTorch, TensorFlow and Keras. JAX
+    does not say what is frozen, so there it is asked for. All bits stay. What is written is this
+    process's alone, and counts again. On a GPU, and outside a pool, it does nothing.
 
     Args:
-        frozen: A PyTorch module, of which the parameters are meant that require no gradient, or
-            tensors that nobody changes any more.
+        frozen: A PyTorch module, of which the parameters are meant that require no gradient. Or a
+            Keras layer or model, or a ``tf.Module``: what is not trainable. Or tensors, or
+            variables of TensorFlow, that nobody changes any more. Or a tree of JAX arrays.
 
     Returns:
-        Of how many bytes that is true from now on. What the budget has no room for is left out.
+        What was given, or a tree with new arrays in the place of JAX's: use that one, and keep no
+        other. What the budget has no room for stays as it was.
+
+    Raises:
+        ConfigError: It is none of these, or JAX traces the function that calls this.
     """
-    if _current is None or _current.share is None:
-        return 0
-    return _current.share(frozen.parameters() if hasattr(frozen, "parameters") else frozen)
+    if _current is None or not (_current.sharers and _current.is_member):
+        return frozen
+    given = [*frozen] if isinstance(frozen, Iterator) else frozen
+    sharers = [sharer() for sharer in _current.sharers]
+    for sharer in sharers:
+        if sharer.knows(given):
+            return sharer.share(given)
+    raise ConfigError(
+        f"zico.share was given a {type(frozen).__name__}: give it {', or '.join(s.takes for s in sharers)}"
+    )
 
 
 def status() -> JobStatus | None:

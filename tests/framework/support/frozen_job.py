@@ -1,12 +1,12 @@
 """A PyTorch job with a frozen base and a head that learns; it does what it is told on stdin, line by line."""
 
-# ruff: noqa: T201 - a script that talks to its test
 import copy
 import ctypes
 import os
 import sys
 
 import torch
+from frozen_places import is_outside, obey
 
 import zico
 
@@ -42,14 +42,14 @@ class Job:
         return loss.item().hex()
 
     def share(self) -> int:
-        """Share the base now."""
-        return zico.share(self.base)
+        """Share the base now; returns what jobs have in common then."""
+        assert zico.share(self.base) is self.base
+        found = zico.status()
+        return 0 if found is None else found.shared_bytes
 
     def there(self) -> int:
         """Return how many of the base's layers lie outside the pool."""
-        heap = __import__("zico.job.session", fromlist=["current"]).current().heap
-        end = heap.base + int(heap.record[0]["window_bytes"])
-        return sum(not heap.base <= layer.weight.data_ptr() < end for layer in self.base)
+        return sum(is_outside(layer.weight.data_ptr()) for layer in self.base)
 
     def write(self) -> float:
         """Change a weight of the base in place."""
@@ -111,6 +111,19 @@ class Job:
         self.base = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH, bias=False)).requires_grad_(requires_grad=False)
         self.model = torch.nn.Sequential(self.base, self.head)
 
+    def fork_first(self) -> str:
+        """Compute for the first time in a child; returns how many of the base's layers lie outside the pool there."""
+        reads, writes = os.pipe()
+        child = os.fork()
+        if child == 0:
+            self.model(torch.ones(1, WIDTH))
+            os.write(writes, str(self.there()).encode())
+            os._exit(0)
+        os.close(writes)
+        os.waitpid(child, 0)
+        with os.fdopen(reads) as told:
+            return told.read()
+
     def fork(self) -> str:
         """Read the base in a child, which then writes to it."""
         reads, writes = os.pipe()
@@ -126,13 +139,5 @@ class Job:
             return told.read()
 
 
-def main() -> None:
-    """Obey."""
-    job = Job(int(sys.argv[1]))
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(getattr(job, line.strip())(), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    obey(Job(int(sys.argv[1])))

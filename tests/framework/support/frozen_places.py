@@ -1,7 +1,9 @@
-"""Where a job's frozen weights lie, for scripts of tests."""
+"""Where a job's frozen weights lie, and what a test says to it, for scripts of tests."""
 
+# ruff: noqa: T201 - scripts talk to their tests
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from zico.job import session
@@ -12,12 +14,22 @@ if TYPE_CHECKING:
 THRESHOLD_BYTES = 1 << 16
 
 
-def outside(frozen: Iterable[Any]) -> int:
-    """Return the bytes of large tensors that lie outside the pool's window; outside a pool none is asked for."""
+def is_outside(address: int) -> bool:
+    """Tell whether memory lies outside the pool's window; outside a pool none is."""
     joined = session.current()
     if joined is None:
-        return 0
+        return False
     heap = joined.heap
-    end = heap.base + int(heap.record[0]["window_bytes"])
-    large = [one for one in frozen if one.nbytes >= THRESHOLD_BYTES]
-    return sum(one.nbytes for one in large if not heap.base <= one.data_ptr() < end)
+    return not heap.base <= address < heap.base + int(heap.record[0]["window_bytes"])
+
+
+def outside(frozen: Iterable[Any]) -> int:
+    """Return the bytes of large tensors that lie outside the pool's window."""
+    return sum(one.nbytes for one in frozen if one.nbytes >= THRESHOLD_BYTES and is_outside(one.data_ptr()))
+
+
+def obey(job: Any) -> None:  # noqa: ANN401 - a script's own
+    """Say that it is ready, then do what each line of stdin names, and print what that returns."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(getattr(job, line.strip())(), flush=True)
