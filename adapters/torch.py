@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from zico.base.errors import ZicoError
+from zico.base.errors import HookError, ZicoError
 from zico.base.saying import inform
 from zico.heap.layout import Attached
 from zico.job import joining, session
@@ -83,7 +83,7 @@ def enable() -> Session | None:
         _take_host_memory(joined)
         if joined.is_to_swap:
             _swap(joined)
-        elif joined.settings.wish.save is None:
+        elif joined.settings.wish.save is None and _tells_hooks():
             joined.watchers.append(_SwappingWhenNeeded(joined))
     else:
         from zico.adapters import torch_cuda
@@ -108,8 +108,6 @@ def enable() -> Session | None:
 
 def _take_host_memory(joined: Session) -> None:
     """Take what PyTorch allocates on the host from the pool, by the door that this build has."""
-    from zico.base.errors import HookError
-
     try:
         joined.redirect("libc10.so", ("posix_memalign", "free"))
     except HookError:
@@ -137,8 +135,18 @@ def _share_frozen(joined: Session, kind: str) -> None:
         sharing().install()
 
 
+def _tells_hooks() -> bool:
+    """Tell whether this PyTorch says whose hooks save a tensor; those before 2.8 do not."""
+    from torch._C import _autograd
+
+    return hasattr(_autograd, "_top_saved_tensors_default_hooks")
+
+
 def _swap(joined: Session) -> None:
     """Let what autograd saves leave the pool and come back, from the beginning."""
+    if not _tells_hooks():
+        complain("this process does not swap", HookError("PyTorch 2.8 or later is needed: this one hides its hooks"))
+        return
     from zico.adapters.torch_saving import Stepping
 
     as_auto = joined.settings.wish.save == "auto"
