@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import pickle
 import sys
@@ -181,7 +182,8 @@ def test_a_snapshot_shows_every_tensor(place: Place, session: SimpleNamespace, t
     on_stream.record_stream(place.heap.record[0], waits, FIRST)
     free(place, waits, SECOND)
     free(place, gone)
-    snapshot: dict[str, Any] = torch.cuda.memory._snapshot(augment_with_fx_traces=True)
+    knows_traces = "augment_with_fx_traces" in inspect.signature(torch.cuda.memory._snapshot).parameters  # since 2.11
+    snapshot: dict[str, Any] = torch.cuda.memory._snapshot(**{"augment_with_fx_traces": True} if knows_traces else {})
     assert _memory_viz.segsum(snapshot)
     assert sum(one["total_size"] for one in snapshot["segments"]) == torch.cuda.memory_reserved() == 4 * MIB
     blocks = [(one["stream"], it) for one in snapshot["segments"] for it in one["blocks"] if it["state"] != "inactive"]
