@@ -135,7 +135,7 @@ $(VERSIONS)/%/.installed: setup.cfg setup.py constraints.txt
 	grep -v $(foreach one,$(wordlist 2,99,$(SET_$*)),-e '^$(call name_of,$(one))==') constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(@D)/constraints.txt \
-		$(wordlist 2,99,$(SET_$*)) --editable '.[plot,swap,metrics,test]'
+		$(wordlist 2,99,$(SET_$*)) --editable '.[plot,swap,metrics,optuna,test]'
 	touch $@
 
 test-versions: $(SETS:%=test-versions-%) ## Run tests with the oldest and the newest two PyTorches, and a GPU machine's (VERSIONS=DIR, SETS)
