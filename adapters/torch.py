@@ -6,7 +6,7 @@ On a CUDA device the allocator is Zico's (``zico.adapters.torch_cuda``). On the 
 the threshold are the pool's. ``libc10.so`` takes CPU tensor memory from ``posix_memalign`` and
 returns it by ``free``. Both are redirected in its global offset table. A build that does not import
 them gets another allocator (``zico.adapters.torch_cpu``). Tested with the versions in
-``TESTED_VERSION``; another is used too if it has one of the two doors.
+``TESTED_VERSION``; another is used too if it has one of the two doors. Jobs of one before 2.8 do not swap.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from zico.job.session import Session
     from zico.swap.swapper import Swapper
 
-TESTED_VERSION = "2.11, 2.13, 2.14"
+TESTED_VERSION = "2.8, 2.11, 2.13, 2.14, 2.15"
 
 
 class StepMarker(session.Watcher):
