@@ -98,7 +98,7 @@ test-cuda-wheel: $(WHEEL_STAMP) ## Run PyTorch's build for CUDA over a driver of
 	$(WHEEL)/bin/python -m pytest tests/wheel/test_torch_wheel.py
 
 # What the adapters look up is in the wheels that the index has, also those for aarch64. Each is removed again.
-SYMBOLS_TORCH ?= 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
+SYMBOLS_TORCH ?= 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 SYMBOLS_PLATFORM ?=
 
 test-symbols: setup ## Look for the functions that adapters need in PyTorch's wheels (downloads 8 GB; SYMBOLS_PLATFORM=manylinux_2_28_aarch64)
@@ -122,10 +122,10 @@ bench-cuda-wheel: $(WHEEL_STAMP) ## Time PyTorch's calls for device memory over 
 # CUDA build (5 GB each): see PIP_FLAGS. `gpu` is what the machines have on which Zico has run.
 VERSIONS ?= build/versions
 SETS ?= oldest gpu before newest
-SET_oldest ?= python3.11 torch==2.6.0 numba==0.62.1 llvmlite==0.45.1 numpy==1.26.4
+SET_oldest ?= python3.11 torch==2.8.0 numba==0.62.1 llvmlite==0.45.1 numpy==1.26.4 jax==0.6.0 jaxlib==0.6.0
 SET_gpu ?= python3.12 numpy==2.5.5 torch==2.11.0 jax==0.11.2 jaxlib==0.11.2
 SET_before ?= $(PYTHON) torch==2.14.1
-SET_newest ?= python3.13 torch==2.15.0
+SET_newest ?= python3.13 torch==2.15.0 jax==0.12.0.1 jaxlib==0.12.0.1
 VERSIONS_TESTS ?= tests/framework/test_torch*.py tests/framework/test_jax.py tests/framework/test_exactness.py \
 	tests/framework/test_xla_cuda.py tests/process/test_software_cuda.py tests/process/test_cuda_twin*.py tests/cpu tests/lab
 name_of = $(firstword $(subst ==, ,$(1)))
@@ -135,7 +135,7 @@ $(VERSIONS)/%/.installed: setup.cfg setup.py constraints.txt
 	grep -v $(foreach one,$(wordlist 2,99,$(SET_$*)),-e '^$(call name_of,$(one))==') constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(@D)/constraints.txt \
-		$(wordlist 2,99,$(SET_$*)) --editable '.[plot,swap,metrics,test]'
+		$(wordlist 2,99,$(SET_$*)) --editable '.[plot,swap,metrics,optuna,test]'
 	touch $@
 
 test-versions: $(SETS:%=test-versions-%) ## Run tests with the oldest and the newest two PyTorches, and a GPU machine's (VERSIONS=DIR, SETS)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from zico.job.session import Session
 
-TESTED_VERSION = "0.10, 0.11"
+TESTED_VERSION = "0.6, 0.10, 0.11, 0.12"
 
 HOST_LIBRARY = "libjax_common.so"
 CUDA_PLUGIN = "xla_cuda_plugin.so"

@@ -6,7 +6,7 @@ On a CUDA device the allocator is Zico's (``zico.adapters.torch_cuda``). On the 
 the threshold are the pool's. ``libc10.so`` takes CPU tensor memory from ``posix_memalign`` and
 returns it by ``free``. Both are redirected in its global offset table. A build that does not import
 them gets another allocator (``zico.adapters.torch_cpu``). Tested with the versions in
-``TESTED_VERSION``; another is used too if it has one of the two doors.
+``TESTED_VERSION``; another is used too if it has one of the two doors. Jobs of one before 2.8 do not swap.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from zico.base.errors import ZicoError
+from zico.base.errors import HookError, ZicoError
 from zico.base.saying import inform
 from zico.heap.layout import Attached
 from zico.job import joining, session
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from zico.job.session import Session
     from zico.swap.swapper import Swapper
 
-TESTED_VERSION = "2.11, 2.13, 2.14"
+TESTED_VERSION = "2.8, 2.11, 2.13, 2.14, 2.15"
 
 
 class StepMarker(session.Watcher):
@@ -83,7 +83,7 @@ def enable() -> Session | None:
         _take_host_memory(joined)
         if joined.is_to_swap:
             _swap(joined)
-        elif joined.settings.wish.save is None:
+        elif joined.settings.wish.save is None and _tells_hooks():
             joined.watchers.append(_SwappingWhenNeeded(joined))
     else:
         from zico.adapters import torch_cuda
@@ -108,8 +108,6 @@ def enable() -> Session | None:
 
 def _take_host_memory(joined: Session) -> None:
     """Take what PyTorch allocates on the host from the pool, by the door that this build has."""
-    from zico.base.errors import HookError
-
     try:
         joined.redirect("libc10.so", ("posix_memalign", "free"))
     except HookError:
@@ -124,8 +122,18 @@ def _frozen(joined: Session) -> FrozenSharing:
     return FrozenSharing(joined)
 
 
+def _tells_hooks() -> bool:
+    """Tell whether this PyTorch says whose hooks save a tensor; those before 2.8 do not."""
+    from torch._C import _autograd
+
+    return hasattr(_autograd, "_top_saved_tensors_default_hooks")
+
+
 def _swap(joined: Session) -> None:
     """Let what autograd saves leave the pool and come back, from the beginning."""
+    if not _tells_hooks():
+        complain("this process does not swap", HookError("PyTorch 2.8 or later is needed: this one hides its hooks"))
+        return
     from zico.adapters.torch_saving import Stepping
 
     as_auto = joined.settings.wish.save == "auto"

@@ -19,6 +19,7 @@ Guarantees
     Where PyTorch's ``dp`` keeps the budget, no more is computed again than by it.
 
 Known limitations
+    PyTorch before 2.11 copies a solver for each graph, and writes it as JSON: there is none for it.
     PyTorch asks no solver where its own heuristics already save less than the budget.
     Only the operations that PyTorch calls dear have a cost, as its own solvers have it.
 """
@@ -40,7 +41,7 @@ from torch._functorch.partitioners import (
     min_cut_rematerialization_partition,
     solve_min_cut,
 )
-from torch._inductor.custom_graph_pass import CustomKnapsackSolver, get_hash_for_files
+from torch._inductor import custom_graph_pass
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
@@ -60,11 +61,15 @@ if TYPE_CHECKING:
 
     from zico.planning.saving.recomputation import Order
 
+if not hasattr(custom_graph_pass, "CustomKnapsackSolver"):
+    message = f"compiled graphs are planned with PyTorch 2.11 or later, and this is {torch.__version__}"
+    raise ConfigError(message)
+
 PLANNERS = ("zico", *schedules.PLANNERS)
 SECONDS = 2.0
 
 
-class Solver(CustomKnapsackSolver):
+class Solver(custom_graph_pass.CustomKnapsackSolver):
     """Says what compiled graphs compute again, for ``torch._functorch.config.activation_memory_budget_solver``."""
 
     def __init__(self, planner: str = "zico", seconds: float = SECONDS) -> None:
@@ -74,7 +79,7 @@ class Solver(CustomKnapsackSolver):
     def uuid(self) -> Any:  # noqa: ANN401 - as torch's
         """Return what PyTorch's cache of compiled graphs knows this solver by."""
         files = (each.__file__ for each in (checkmate, graphs, portfolio, recomputation, schedules))
-        return self._planner, self._seconds, get_hash_for_files(files)
+        return self._planner, self._seconds, custom_graph_pass.get_hash_for_files(files)
 
     def __call__(
         self,

@@ -10,7 +10,7 @@ import functools
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 from support.harness import FRAMEWORK, MIB, PATIENCE_S, Pool, clean_environment, pool
@@ -21,6 +21,8 @@ from zico.launch.jobs import job_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from zico.job.session import Session
 
 MODELS = FRAMEWORK / "torch_saving_models.py"
 COMMON = ("Resnet", "Accumulated", "Pair", "Checkpointed", "Penalised", "Retained")
@@ -180,3 +182,15 @@ def test_a_training_says_nothing(roomy: Pool, name: str) -> None:
     lines = trained(roomy, name)["stderr"]["text"].splitlines()
     assert [line for line in lines if not line.endswith("; longest is used instead")] == []
     assert trained_alone()["stderr"]["text"] == ""
+
+
+def test_a_pytorch_that_hides_its_hooks_does_not_swap(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those before 2.8 do not say whose hooks save a tensor: the job goes on without, and is told what it needs."""
+    from torch._C import _autograd
+    from zico.adapters import torch as adapter
+
+    monkeypatch.delattr(_autograd, "_top_saved_tensors_default_hooks", raising=False)
+    adapter._swap(cast("Session", None))
+    assert capsys.readouterr().err.startswith("zico: this process does not swap: PyTorch 2.8 or later is needed")

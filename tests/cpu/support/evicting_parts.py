@@ -84,6 +84,9 @@ class Writers:
         self._address, self._n_words = address, n_words
         self._stop = np.zeros(1, np.int64)
         self._shadows = np.zeros((2, n_words), np.int64)
+        # Compiled before threads have a deadline: behind it the memory goes, under a thread that has only begun.
+        stopped = np.ones(1, np.int64)
+        _count_up(address, n_words, PAGE_BYTES, self._shadows[0].ctypes.data, stopped.ctypes.data)
         self._threads = [in_thread(functools.partial(self._count, i)) for i in range(2)]
         self._threads.append(in_thread(self._read))
 
