@@ -3,9 +3,9 @@
 Theory of operation
     Dynamo, AOTAutograd and Inductor work on shapes alone, so they take fake tensors. The Python that
     Inductor writes allocates, calls kernels and frees in the order of the job. It runs on fake tensors
-    once three things are replaced that are no operations of PyTorch: the kernels of C++, and two
-    functions that make tensors without the dispatcher. A kernel then does nothing, but tells of the
-    tensors that it would read and write.
+    once three things are replaced that are no operations of PyTorch. These are the kernels of C++, and
+    two functions that make tensors without the dispatcher. A kernel then does nothing, but tells of
+    the tensors that it would read and write.
 
 Guarantees
     * Each trace compiles anew, for the shapes that it has: as a job does, which knows no other ones.

@@ -179,8 +179,8 @@ def fake_trace(
 
     Runs ``build``, then one step that no iteration contains (optimizers allocate their state in
     it), then ``iterations`` more. Cyclic garbage is collected between iterations only, so that they
-    are alike. With ``marks`` it is collected at every second mark instead: a job's own collector
-    comes late, so that what a step leaves in cycles is still there at the peak of the next one.
+    are alike. With ``marks`` it is collected at every second mark instead. A job's own collector
+    comes late: what a step leaves in cycles is still there at the peak of the next one.
 
     Args:
         build: Makes model and optimizer, and returns what does one training step.

@@ -90,8 +90,8 @@ def compile_all(*names: str) -> None:
 def compile_beside(*names: str, politely: bool = False) -> subprocess.Popen[bytes] | None:
     """Compile programs in a process beside this one; returns it, or ``None`` where nothing is missing.
 
-    It ends with the thread that calls this, at the latest. A process that trains neither forks for
-    it nor lends it the interpreter's lock.
+    It ends with the thread that calls this, at the latest. A process that trains is not forked for
+    it, and keeps the interpreter's lock.
 
     Args:
         names: The programs.

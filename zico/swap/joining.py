@@ -261,7 +261,7 @@ def start(
         DriverError: The kernel has no memory for it.
     """
     if OURS in planners and (compiling := compile_beside(*LATER)):
-        inform("this job waits until what plans its savings is compiled: a minute or two, once on a machine")
+        inform("this job waits until what plans its swaps is compiled: a minute or two, once on a machine")
         compiling.wait()
     for planner in planners:
         load(planner)
