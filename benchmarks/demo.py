@@ -29,7 +29,7 @@ from zico.report.files import JSON_NAME, MARKDOWN_NAME, PICTURE_NAME
 REPORT = ROOT / "demo-report"
 DEADLINE_S = 600.0
 """Beyond the training time, on a machine that is busy."""
-SECONDS = 40.0
+SECONDS = 30.0
 """How long each job trains; as long as a start and a few iterations take where that is more, so that both overlap."""
 JOBS = (Job("resnet-torch", "examples/digits_resnet.py"), Job("lm-tensorflow", "examples/stdlib_lm.py"))
 
@@ -114,7 +114,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, help=f"how long each job trains (default: {SECONDS:g}, longer on a slow machine)"
     )
-    parser.add_argument("--alone", type=int, default=8, help="iterations of each job in a pool of its own")
+    parser.add_argument("--alone", type=int, default=4, help="iterations of each job in a pool of its own")
     parser.add_argument("--share", type=float, default=75.0, help="the budget in percent of the sum of the peaks")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="zico-demo-") as directory:

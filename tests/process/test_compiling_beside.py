@@ -1,4 +1,4 @@
-"""The process that compiles beside a broker or a job what few jobs call."""
+"""The process that compiles beside a job what few jobs call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_what_is_missing_is_compiled_once(empty_cache: Path) -> None:
     """The machine code is on disk then, of nothing else, and no process is started again."""
-    beside = warming.compile_beside(SHORT, politely=True)
+    beside = warming.compile_beside(SHORT)
     assert beside is not None
     try:
         assert beside.wait(WAIT_S) == 0
@@ -47,7 +47,7 @@ def test_what_is_missing_is_compiled_once(empty_cache: Path) -> None:
 
 @pytest.mark.usefixtures("empty_cache")
 def test_it_ends_with_the_process_that_started_it() -> None:
-    """A broker that is killed leaves nobody who goes on for a minute."""
+    """A job that is killed leaves nobody who goes on for a minute."""
     code = "import sys; from zico.base import warming; print(warming.compile_beside(*warming.ALL).pid, flush=True)"
     starter = subprocess.Popen(
         [sys.executable, "-c", f"{code}; sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -37,7 +37,6 @@ ALL = (*LATER, *CUDA, *BROKERS, *JOBS, *PAGING)
 """Programs, those first that take longest."""
 KINDS = ("host", "cuda")
 """Of devices."""
-_LOW_PRIORITY = 10  # a nice value: jobs that begin meanwhile come first
 _YOUNG_OBJECTS = 100_000
 """Between two collections of cycles: Python's own number takes up to a fifth of the time, none twice the memory."""
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -89,29 +88,24 @@ def compile_all(*names: str) -> None:
             raise
 
 
-def compile_beside(*names: str, politely: bool = False) -> subprocess.Popen[bytes] | None:
+def compile_beside(*names: str) -> subprocess.Popen[bytes] | None:
     """Compile programs in a process beside this one; returns it, or ``None`` where nothing is missing.
 
     It ends with the thread that calls this, at the latest. A process that trains is not forked for
     it, and keeps the interpreter's lock.
-
-    Args:
-        names: The programs.
-        politely: At a low priority, so that what trains meanwhile comes first.
     """
     if fault() or not missing(names):
         return None
-    code = f"from zico.base import warming; warming.serve({os.getpid()}, {_LOW_PRIORITY if politely else 0}, {names})"
+    code = f"from zico.base import warming; warming.serve({os.getpid()}, {names})"
     quiet = subprocess.DEVNULL  # an error is met again, and told, by the process that needs the program
     return subprocess.Popen(  # noqa: S603 - this Python
         interpreter.command("-c", code), stdin=quiet, stdout=quiet, stderr=quiet
     )
 
 
-def serve(parent: int, priority: int, names: Iterable[str]) -> None:
+def serve(parent: int, names: Iterable[str]) -> None:
     """Compile programs for ``compile_beside``, in the process that it has started."""
     _end_with(parent)
-    os.nice(priority)
     for name in names:
         _compile(name)
 

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from zico.base.mps import daemon_at
 from zico.base.programs import program_of
 from zico.base.settings import HOST, kind_of
 from zico.base.units import format_bytes
-from zico.base.warming import BROKERS, LATER, called, compile_all, compile_beside, load, missing
+from zico.base.warming import BROKERS, called, compile_all, load, missing
 from zico.broker.devices import Device, facts_of, open_device
 from zico.broker.handover import NoteKeeper, check_previous, take_over
 from zico.broker.lingering import Contexts
@@ -40,7 +39,7 @@ from zico.pool.table import PoolTable
 from zico.scheduler.policies import policy_named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from zico.broker.handover import Inherited
     from zico.scheduler.state import Policy
@@ -97,7 +96,7 @@ def serve(options: argparse.Namespace) -> None:
         # Before all is compiled: what cannot be is said at once.
         pool = None if check_previous(options.socket) else create_pool(options, policy, created)
         if options.warm:
-            _compile(needed, owned)
+            compile_all(*needed)
             load(*BROKERS, its_own)
         # Only now, since compiling takes long and a signal may well end it: there is nothing to
         # clean up yet.
@@ -141,15 +140,6 @@ def serve(options: argparse.Namespace) -> None:
         os.write(options.ready_fd, READY)
         server.serve(stop_fd=stop_fd, parent_pidfd=parent_pidfd)
         note.close(manager.members)
-
-
-def _compile(needed: Iterable[str], owned: contextlib.ExitStack) -> None:
-    """Compile what is needed, and let a process that ``owned`` ends compile what only jobs need that save memory."""
-    compile_all(*needed)
-    later = compile_beside(*LATER, politely=True)
-    if later is not None:
-        threading.Thread(target=later.wait, name="zico-compiled", daemon=True).start()  # else its entry would stay
-        owned.callback(later.kill)
 
 
 Pool = tuple[Device, PoolTable, list[int]]
