@@ -108,7 +108,7 @@ _LEAN_PASSES = (
     *("TranslateByteCode", "FixupArgs", "IRProcessing", "GenericRewrites", "ReconstructSSA"),
     *("NopythonTypeInference", "PreLowerStripPhis", "IRLegalization", "NativeLowering", "NoPythonBackend"),
 )
-"""Numba's passes for code without closures, generators, with blocks, parallel loops and sums of whole arrays.
+"""Numba's passes for code without closures, generators, with blocks, parallel loops and expressions of whole arrays.
 
 Left out, too, is what prunes branches by constants before types are inferred: LLVM does so afterwards.
 """

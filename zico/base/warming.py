@@ -38,7 +38,7 @@ ALL = (*LATER, *CUDA, *BROKERS, *JOBS, *PAGING)
 KINDS = ("host", "cuda")
 """Of devices."""
 _YOUNG_OBJECTS = 100_000
-"""Between two collections of cycles: Python's own number takes up to a fifth of the time, none twice the memory."""
+"""Between two collections of cycles. Python's own number costs up to a fifth more time; none, twice the memory."""
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 

@@ -10,12 +10,14 @@ import ctypes
 import functools
 import os
 import select
+import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zico.base.libc import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
+from zico.base.programs import PATIENCE_S
 from zico.base.records import view_at, word_of
 from zico.base.saying import inform
 from zico.base.units import format_bytes
@@ -262,7 +264,8 @@ def start(
     """
     if OURS in planners and (compiling := compile_beside(*LATER)):
         inform("this job waits until what plans its swaps is compiled: a minute or two, once on a machine")
-        compiling.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # then this process compiles
+            compiling.wait(PATIENCE_S)
     for planner in planners:
         load(planner)
     record = heap.record[0]
