@@ -5,6 +5,8 @@ VENV ?= .venv
 # For example PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" where PyPI's torch is the CUDA build.
 PIP_FLAGS ?=
 BIN := $(VENV)/bin
+# pip's arguments; uv installs where it can be had, in a tenth of the time.
+INSTALL := $(PYTHON) .ci/install.py
 # Tests and benchmarks start hundreds of processes, each of which would compile all of Zico's Python again.
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
@@ -39,25 +41,24 @@ setup: $(STAMP) ## Create .venv with everything, at the tested versions
 
 # Zico compiles while pip downloads and unpacks the frameworks, of which it needs nothing.
 $(DEMO_STAMP): setup.cfg setup.py pyproject.toml constraints.txt
-	@echo "$(VENV): what Zico needs (a quarter of a minute)"
+	@echo "$(VENV): what Zico needs"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable .
+	$(INSTALL) $(BIN)/python $(PIP_FLAGS) --constraint constraints.txt --editable .
 	@echo "$(VENV): PyTorch and TensorFlow (2 GB), while Zico compiles in the background (a minute or two)"
 	@$(BIN)/python -m zico.base.warming host & compiles=$$!; \
 	trap 'exit 1' INT TERM; trap "kill $$compiles 2> /dev/null" EXIT; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[demo]' || exit 1; \
+	$(INSTALL) $(BIN)/python $(PIP_FLAGS) --constraint constraints.txt --editable '.[demo]' || exit 1; \
 	echo "$(VENV): the packages are there; waiting until Zico is compiled"; \
 	wait $$compiles || { echo "$(VENV): Zico could not be compiled: see above" >&2; exit 1; }
 	touch $@
 
 $(STAMP): $(DEMO_STAMP)
-	@echo "$(VENV): what the tests need (a minute or two, 1.5 GB)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[all]'
+	@echo "$(VENV): what the tests need (1.5 GB)"
+	$(INSTALL) $(BIN)/python $(PIP_FLAGS) --constraint constraints.txt --editable '.[all]'
 	touch $@
 
 $(DOCS_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[docs]'
+	$(INSTALL) $(BIN)/python $(PIP_FLAGS) --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 demo: $(DEMO_STAMP) ## Train a PyTorch and a TensorFlow job in three quarters of the sum of their peaks (about two minutes, once set up)
@@ -90,7 +91,7 @@ WHEEL_STAMP := $(WHEEL)/.installed
 $(WHEEL_STAMP): setup.cfg setup.py constraints.txt
 	$(PYTHON) -m venv $(WHEEL)
 	sed -e '/^torch==/d; /^cuda-bindings==/d; /^nvidia-/d; s/^tensorflow-cpu==/tensorflow==/' constraints.txt > $(WHEEL)/constraints.txt
-	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(WHEEL)/constraints.txt \
+	$(INSTALL) $(WHEEL)/bin/python $(PIP_FLAGS) --constraint $(WHEEL)/constraints.txt \
 		$(WHEEL_TORCH) pytest pytest-timeout --editable .
 	touch $@
 
@@ -109,7 +110,7 @@ test-symbols: setup ## Look for the functions that adapters need in PyTorch's wh
 WHEEL_TF_STAMP := $(WHEEL)/.installed-tensorflow
 
 $(WHEEL_TF_STAMP): $(WHEEL_STAMP)
-	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(WHEEL)/constraints.txt tensorflow
+	$(INSTALL) $(WHEEL)/bin/python $(PIP_FLAGS) --constraint $(WHEEL)/constraints.txt tensorflow
 	touch $@
 
 test-cuda-tf: $(WHEEL_TF_STAMP) ## Run TensorFlow's build for CUDA over that driver, alone and beside PyTorch's (WHEEL=DIR, 7 GB)
@@ -133,8 +134,7 @@ name_of = $(firstword $(subst ==, ,$(1)))
 $(VERSIONS)/%/.installed: setup.cfg setup.py constraints.txt
 	$(firstword $(SET_$*)) -m venv $(@D)
 	grep -v $(foreach one,$(wordlist 2,99,$(SET_$*)),-e '^$(call name_of,$(one))==') constraints.txt > $(@D)/constraints.txt
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(@D)/constraints.txt \
+	$(INSTALL) $(@D)/bin/python $(PIP_FLAGS) --constraint $(@D)/constraints.txt \
 		$(wordlist 2,99,$(SET_$*)) --editable '.[plot,swap,metrics,optuna,test]'
 	touch $@
 
@@ -144,18 +144,16 @@ $(SETS:%=test-versions-%): test-versions-%: $(VERSIONS)/%/.installed
 	$(VERSIONS)/$*/bin/python -m zico.base.warming
 	$(VERSIONS)/$*/bin/python -m pytest $(VERSIONS_TESTS) $(WORKERS) -k "not mypy" # types are those of constraints.txt
 
-# Ray has an environment of its own, which finds all else in .venv: `make test` has what it has without Ray.
+# Ray has an environment of its own: `make test` has what it has without Ray.
 RAY ?= build/ray
 RAY_STAMP := $(RAY)/.installed
 
-$(RAY_STAMP): $(STAMP)
+$(RAY_STAMP): setup.cfg setup.py constraints.txt
 	$(BIN)/python -m venv $(RAY)
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-		> $$($(RAY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
-	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[ray]'
+	$(INSTALL) $(RAY)/bin/python $(PIP_FLAGS) --constraint constraints.txt --editable '.[all,ray]'
 	touch $@
 
-test-ray: $(RAY_STAMP) ## Run the tests of Ray on a cluster of two nodes (two minutes; half a gigabyte into build/ray)
+test-ray: $(RAY_STAMP) ## Run the tests of Ray on a cluster of two nodes (two minutes; into build/ray)
 	$(RAY)/bin/python -m zico.base.warming
 	$(RAY)/bin/python -m pytest tests/framework/test_ray.py
 
@@ -163,12 +161,9 @@ test-ray: $(RAY_STAMP) ## Run the tests of Ray on a cluster of two nodes (two mi
 DEEPSPEED ?= build/deepspeed
 DEEPSPEED_STAMP := $(DEEPSPEED)/.installed
 
-$(DEEPSPEED_STAMP): $(STAMP)
+$(DEEPSPEED_STAMP): setup.cfg setup.py constraints.txt
 	$(BIN)/python -m venv $(DEEPSPEED)
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-		> $$($(DEEPSPEED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
-	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt \
-		deepspeed ninja setuptools --editable .
+	$(INSTALL) $(DEEPSPEED)/bin/python $(PIP_FLAGS) --constraint constraints.txt deepspeed ninja setuptools --editable '.[all]'
 	touch $@
 
 test-deepspeed: $(DEEPSPEED_STAMP) ## Run the tests of DeepSpeed's offloading with the real one (it compiles; build/deepspeed)
@@ -179,19 +174,17 @@ bench-ray: $(RAY_STAMP) ## Time eight trials on a Ray cluster, one at a time, by
 	$(RAY)/bin/python -m zico.base.warming
 	$(RAY)/bin/python benchmarks/ray_trials.py $(INTO)
 
-# Triton takes a gigabyte: it has an environment of its own, which finds all else in .venv.
+# Triton takes a gigabyte: it has an environment of its own.
 TRITON ?= build/triton
 TRITON_PACKAGE ?= triton==3.9.0
 TRITON_STAMP := $(TRITON)/.installed
 
-$(TRITON_STAMP): $(STAMP)
+$(TRITON_STAMP): setup.cfg setup.py constraints.txt
 	$(BIN)/python -m venv $(TRITON)
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-		> $$($(TRITON)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
-	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt $(TRITON_PACKAGE) --editable .
+	$(INSTALL) $(TRITON)/bin/python $(PIP_FLAGS) --constraint constraints.txt $(TRITON_PACKAGE) --editable '.[all]'
 	touch $@
 
-test-triton: $(TRITON_STAMP) ## Run the tests of kernels' forms in Triton, without a GPU (a gigabyte into build/triton)
+test-triton: $(TRITON_STAMP) ## Run the tests of kernels' forms in Triton, without a GPU (into build/triton)
 	TRITON_INTERPRET=1 $(TRITON)/bin/python -m pytest tests/cpu/test_kernels_meaning.py
 	$(TRITON)/bin/python -m pytest tests/cpu/test_kernels_triton.py
 

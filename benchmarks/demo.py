@@ -29,8 +29,8 @@ from zico.report.files import JSON_NAME, MARKDOWN_NAME, PICTURE_NAME
 REPORT = ROOT / "demo-report"
 DEADLINE_S = 600.0
 """Beyond the training time, on a machine that is busy."""
-SECONDS = 30.0
-"""How long each job trains; as long as a start and a few iterations take where that is more, so that both overlap."""
+OVERLAP_S = 20.0
+"""How long both jobs train side by side: each trains for as much longer as their starts were apart alone."""
 JOBS = (Job("resnet-torch", "examples/digits_resnet.py"), Job("lm-tensorflow", "examples/stdlib_lm.py"))
 
 
@@ -89,19 +89,19 @@ def demonstrate(options: argparse.Namespace, directory: Path) -> int:
         say("0. Zico compiles its code, once on a machine (a minute or more)")
         compile_all(*called("host"))
     say(f"1. Each job in a pool of its own for {options.alone} iterations, to see its own peak")
-    peaks_bytes, region_bytes, seconds = [], 0, options.seconds or SECONDS
+    peaks_bytes, took_s, region_bytes = [], [], 0
     with ThreadPoolExecutor() as threads:
         runs = [threads.submit(peak_alone, job, options.alone, directory / f"{job.name}.alone.json") for job in JOBS]
         for job, run in zip(JOBS, runs, strict=True):
-            peak_bytes, region_bytes, took_s = run.result()
+            peak_bytes, region_bytes, seconds = run.result()
             peaks_bytes.append(peak_bytes)
-            if not options.seconds:
-                seconds = max(seconds, took_s)
+            took_s.append(seconds)
             say(f"   {job.name}: {format_bytes(peak_bytes)}")
     budget_bytes = int(options.share / 100 * sum(peaks_bytes)) // region_bytes * region_bytes
     sum_text = format_bytes(sum(peaks_bytes))
     say(f"2. Both together in {format_bytes(budget_bytes)}, {options.share:.0f} % of {sum_text}")
-    code = run_together(budget_bytes, seconds, directory)
+    seconds = OVERLAP_S + max(took_s) - min(took_s)
+    code = run_together(budget_bytes, options.seconds or seconds, directory)
     if code == 0:
         say(same_losses(directory))
         say(f"The picture: {REPORT / PICTURE_NAME} (figures beside it: {MARKDOWN_NAME}, {JSON_NAME})")
@@ -112,9 +112,9 @@ def main() -> int:
     """Run the demo and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument(
-        "--seconds", type=float, help=f"how long each job trains (default: {SECONDS:g}, longer on a slow machine)"
+        "--seconds", type=float, help=f"how long each job trains (default: so that {OVERLAP_S:g} s are side by side)"
     )
-    parser.add_argument("--alone", type=int, default=4, help="iterations of each job in a pool of its own")
+    parser.add_argument("--alone", type=int, default=3, help="iterations of each job in a pool of its own")
     parser.add_argument("--share", type=float, default=75.0, help="the budget in percent of the sum of the peaks")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="zico-demo-") as directory:

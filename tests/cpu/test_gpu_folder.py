@@ -77,4 +77,5 @@ def test_what_needs_a_gpu_runs_offline(target: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert "python3 -m pytest tests/gpu" in done.stdout or "python3 benchmarks/gpu/pairs.py" in done.stdout
     assert "-m venv" not in done.stdout
+    assert ".ci/install.py" not in done.stdout
     assert "-m pip" not in done.stdout
