@@ -97,6 +97,8 @@ class _OneDevice(TorchFunctionMode):
         if func in _MOVES:
             return args[0]
         kwargs = {name: _here(value, name) for name, value in (kwargs or {}).items()}
+        if func is torch.Tensor.unflatten:  # torch.compile knows the method, but not what it calls in turn
+            return args[0].unflatten(*args[1:], **kwargs)
         return func(*map(_here, args), **kwargs)
 
 

@@ -162,6 +162,15 @@ def test_each_trace_compiles_for_its_own_shapes() -> None:
             assert "gelu" not in trace.names
 
 
+@inductor_warns
+@needs_compiler
+def test_a_method_of_a_tensor_does_not_break_the_graph() -> None:
+    """``Tensor.unflatten`` calls that of its base class, where the compiler stopped, which makes other graphs."""
+    layers = nn.Sequential(nn.Linear(64, 256), nn.Unflatten(1, (4, 64)), nn.GELU())
+    trace = fake_trace(lambda: training(torch.compile(layers, fullgraph=True), 32, 64), HOST, 1)
+    assert "gelu" not in trace.names
+
+
 def test_a_job_still_has_at_its_peak_what_the_step_before_left_in_cycles() -> None:
     """Python's collector comes late in a job, so a forecast has it; a trace of equal iterations has not."""
     weights = torch.zeros(1 << 20, requires_grad=True)
