@@ -91,7 +91,7 @@ def enable() -> Session | None:
         torch_cuda.enable(joined)
         if joined.is_to_swap:
             _swap(joined)
-    joined.shares_by(_frozen)
+    joined.shares_by(_frozen, on_gpu=True)
     marker = StepMarker(joined)
     joined.watchers.append(marker)
     register_optimizer_step_post_hook(marker.end_step)
@@ -117,6 +117,10 @@ def _take_host_memory(joined: Session) -> None:
 
 
 def _frozen(joined: Session) -> FrozenSharing:
+    if joined.membership.device.kind != "host":
+        from zico.adapters.torch_cuda_frozen import CudaFrozenSharing
+
+        return CudaFrozenSharing(joined)
     from zico.adapters.torch_frozen import FrozenSharing
 
     return FrozenSharing(joined)

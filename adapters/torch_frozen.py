@@ -1,4 +1,4 @@
-"""PyTorch's frozen parameters are held once for all jobs of a pool that have the same ones.
+"""PyTorch's frozen parameters are held once for all jobs of a pool on the host that have the same ones.
 
 Theory of operation
     A parameter is frozen that requires no gradient. Before the first module computes, its frozen
@@ -15,7 +15,7 @@ Guarantees (numbers as in docs/design/invariants.md)
     stays behind. What fails here costs a line on stderr, and the job goes on with its own memory.
 
 Known limitations
-    * On the host. Memory of PyTorch that is not its own cannot be resized (``resize_``).
+    * Memory of PyTorch that is not its own cannot be resized (``resize_``).
     * A write that changes no version (``Tensor.data``, NumPy) is seen by the process's pages. Those
       are looked at rarely: at the ends of iterations 1, 2, 4, 8 and so on. Until then, and where an
       alias keeps a written parameter where it is, its pages are not counted.
@@ -49,6 +49,8 @@ class FrozenSharing(Sharer):
     """Shares frozen parameters of this process, and takes those back that are frozen no more."""
 
     takes = "a module of PyTorch or a list of its tensors"
+    device = "cpu"
+    """Whose memory it shares."""
 
     def __init__(self, joined: Session) -> None:
         """Share nothing yet."""
@@ -96,7 +98,7 @@ class FrozenSharing(Sharer):
             one, version = bytes_.of, versions[id(bytes_.of)]
             if one._version != version:
                 return False
-            _move(one, mapping)
+            self._place(one, mapping)
             self._shared[id(one)] = (weakref.ref(one), version, one.data_ptr())
             return True
 
@@ -104,9 +106,18 @@ class FrozenSharing(Sharer):
             self._sharing.share(wanted, move)
         return given
 
+    def _place(self, tensor: torch.Tensor, mapping: Mapping) -> None:
+        """Let a tensor have its memory in a mapping."""
+        place_in(tensor, storage_of(torch.frombuffer(mapping.buffer(), dtype=torch.uint8)))
+
     def _bytes_of(self, tensor: torch.Tensor) -> Bytes | None:
         """Return a tensor's memory if that is the pool's, and nobody but this tensor refers to it."""
-        if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.requires_grad or not is_dense(tensor):
+        if (
+            type(tensor) not in PLAIN
+            or tensor.device.type != self.device
+            or tensor.requires_grad
+            or not is_dense(tensor)
+        ):
             return None
         changed = self._changed.get(id(tensor))
         if changed is not None and changed() is tensor:
@@ -158,9 +169,8 @@ def frozen_parameters() -> list[torch.Tensor]:
     return [one for one in found if not one.is_inference()]
 
 
-def _move(tensor: torch.Tensor, mapping: Mapping) -> None:
-    """Let a tensor have its memory in a mapping, as it had it before."""
-    storage = storage_of(torch.frombuffer(mapping.buffer(), dtype=torch.uint8))
-    there = torch.empty(0, dtype=tensor.dtype, device="cpu")
+def place_in(tensor: torch.Tensor, storage: Any) -> None:  # noqa: ANN401 - torch has no types
+    """Let a tensor have its memory in another storage with the same bytes, as it had it before."""
+    there = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     there.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
     tensor.data = there

@@ -34,6 +34,7 @@ _ON_DEVICE = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
 _ON_HOST = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST)
 _ON_NODE = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA)
 _READ_WRITE = int(real.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+_READ_ONLY = int(real.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ)
 _NO_ACCESS = int(real.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE)
 _REGISTER_FLAGS = 0x3  # PORTABLE | DEVICEMAP
 _libc = ctypes.CDLL(None)
@@ -62,6 +63,8 @@ class Mapping:
     """By the device."""
     by_processor: bool = False
     """By the processor, which only memory of the host can be."""
+    read_only: bool = False
+    """The device may not write it."""
 
 
 class MemoryFunctions(Core):
@@ -276,13 +279,15 @@ class MemoryFunctions(Core):
             for access in desc:
                 self._check_access(access, touched)
             for access in desc:
-                is_open = int(access.flags) == _READ_WRITE
+                is_open = int(access.flags) != _NO_ACCESS
                 for address in touched:
+                    if int(access.location.type) == _ON_DEVICE:
+                        self._mappings[address].read_only = int(access.flags) == _READ_ONLY
                     self._open(address, is_open, by_processor=int(access.location.type) != _ON_DEVICE)
 
     def _check_access(self, access: Value, touched: list[int]) -> None:
         """Refuse an access that cannot be; the processor has none to the device's memory."""
-        refuse_unless(int(access.flags) in (_READ_WRITE, _NO_ACCESS))
+        refuse_unless(int(access.flags) in (_READ_WRITE, _READ_ONLY, _NO_ACCESS))
         place = int(access.location.type)
         if place == _ON_DEVICE:
             refuse_unless(0 <= int(access.location.id) < self.devices)
@@ -407,7 +412,12 @@ class MemoryFunctions(Core):
     def write(self, address: int, data: bytes) -> None:
         """Write as the device writes; for kernels and tests."""
         with self.lock:
+            self._refuse_read_only(address, len(data))
             ctypes.memmove(self.locate(address, len(data)), data, len(data))
+
+    def _refuse_read_only(self, address: int, size_bytes: int) -> None:
+        touched = (self._mappings[one] for one in self._overlapping(address, size_bytes))
+        refuse_unless(not any(mapping.read_only for mapping in touched), "ILLEGAL_ADDRESS")
 
     def load(self, address: int) -> int:
         """Read a signed 64-bit word in one piece."""
@@ -419,11 +429,13 @@ class MemoryFunctions(Core):
         """Write a 64-bit word in one piece."""
         refuse_unless(address % 8 == 0, "MISALIGNED_ADDRESS")
         with self.lock:
+            self._refuse_read_only(address, 8)
             ctypes.c_int64.from_address(self.locate(address, 8)).value = value
 
     def fill(self, address: int, byte: int, size_bytes: int) -> None:
         """Write one byte everywhere in a range."""
         with self.lock:
+            self._refuse_read_only(address, size_bytes)
             ctypes.memset(self.locate(address, size_bytes), byte, size_bytes)
 
 

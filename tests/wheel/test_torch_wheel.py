@@ -33,6 +33,7 @@ USUAL = (
     *("copies", "record_stream", "events", "out_of_memory", "cache_info", "questions", "sgd", "graph"),
     *("graphed_callable", "trees", "steady"),
 )
+FROZEN_BYTES = 16 * MIB
 WAYS = ("plain", "pool")
 CLEAN = {"goes_on": True, "left_bytes": 0}
 
@@ -237,6 +238,33 @@ def test_a_paused_jobs_memory_leaves_the_gpu_and_comes_back(broker: Broker, note
         "is_last": True,
         **CLEAN,
     }
+    assert is_whole(broker)
+
+
+def test_frozen_weights_are_held_once_and_written_by_one(broker: Broker, note: dict[str, Any]) -> None:
+    """Two jobs have the same memory for equal weights, mapped to be read; a write has regions of its own before."""
+    environ = {**broker.environ, "ZICO_SOCKET": str(broker.socket)}
+    with Process(JOB, "pool", "frozen", **environ) as one:
+        assert one.line() == turns.READY
+        with Process(JOB, "pool", "frozen", **environ) as other:
+            assert other.line() == turns.READY
+            assert broker.client.status().shared_bytes == FROZEN_BYTES
+            found = []
+            for job in (one, other):
+                job.tell("go")
+                found.append(json.loads(job.line())["frozen"])
+                code, said = job.finish()
+                assert code == 0
+                assert said.startswith("zico: 4 frozen tensors, 16 MiB, are held once")
+    note.setdefault("pool", {})["frozen"] = found[0]
+    for each in found:
+        assert each.pop("held_bytes") < 4 * MIB
+        assert each == {
+            "kinds": ["SharedParameter"] * 4,
+            "is_equal": [True] * 4,
+            "is_where_it_was": True,
+            "kinds_then": ["Parameter"] * 4,
+        }
     assert is_whole(broker)
 
 

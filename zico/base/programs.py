@@ -72,6 +72,7 @@ GROUPS = {
         "zico.pool.shown",
         "zico.pool.living",
         "zico.pool.boundaries",
+        "zico.pool.contents",
     ),
     "scheduler": (
         "zico.scheduler.cycles",
@@ -94,6 +95,7 @@ GROUPS = {
         "zico.job.context_aside",
         "zico.heap.cuda.backing",
         "zico.heap.cuda.managed",
+        "zico.heap.cuda.imports",
         "zico.heap.cuda.moving_out",
         "zico.job.lookup",
     ),

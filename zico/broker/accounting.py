@@ -85,6 +85,7 @@ class Ledger:
         self._peak_physical_bytes = 0
         self._shared_bytes = 0
         self._peak_shared_bytes = 0
+        self._shared_regions = 0
         self._outsiders: collections.deque[Outside] = collections.deque(maxlen=MAX_OUTSIDERS)
         self._outside: OutsideFigures | None = None
         self._peak_outside: OutsideFigures | None = None
@@ -166,9 +167,13 @@ class Ledger:
         if mask and member.open_waits:
             member.note_blockers(self._present[job].index for job in jobs_in(mask) if job in self._present)
 
-    def observe_shared(self, size_bytes: int, of_members: collections.Counter[int]) -> None:
-        """Take in what jobs have in common: all of it once, and of each member by its index."""
+    def observe_shared(self, size_bytes: int, of_members: collections.Counter[int], regions: int = 0) -> None:
+        """Take in what jobs have in common: all of it once, of each member by its index, and the regions that hold it.
+
+        These are granted, but to no job.
+        """
         self._shared_bytes = size_bytes
+        self._shared_regions = regions
         self._peak_shared_bytes = max(size_bytes, self._peak_shared_bytes)
         for member in self._present.values():
             member.shared_bytes = of_members[member.index]
@@ -201,7 +206,7 @@ class Ledger:
             uptime_s=(now_ns - self._began_ns) * _NS,
             region_bytes=self._region_bytes,
             budget_bytes=self._budgets[-1][1],
-            granted_bytes=self._header_bytes("granted"),
+            granted_bytes=max(0, self._header_bytes("granted") - self._shared_regions * self._region_bytes),
             physical_bytes=self._physical_bytes,
             peak_granted_bytes=self._header_bytes("peak_granted"),
             peak_physical_bytes=self._peak_physical_bytes,

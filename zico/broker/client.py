@@ -77,7 +77,7 @@ class Membership:
 
     def ask(
         self, question: m.ShareRequest | m.Filled, deadline_s: float = DEADLINE_S
-    ) -> tuple[m.Found, transport.Descriptors]:
+    ) -> tuple[m.Shared, transport.Descriptors]:
         """Ask for memory that this job has in common with others, and return the answer with what came with it.
 
         Raises:
@@ -88,7 +88,7 @@ class Membership:
         dialog = _Dialog(self.path, deadline_s, (self.connection, self.protocol))
         try:
             max_fds = 1 if isinstance(question, m.ShareRequest) else 0
-            return dialog.ask(question, m.Shared, max_fds=max_fds).found, dialog.take_descriptors()
+            return dialog.ask(question, m.Shared, max_fds=max_fds), dialog.take_descriptors()
         finally:
             dialog.take_connection()
 

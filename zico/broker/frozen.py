@@ -13,14 +13,22 @@ Theory of operation
 
     Jobs map it privately, so that one that writes after all gets a page of its own.
 
+    On a GPU all memory of a pool is its regions, so a content takes some, which a holder has
+    (``zico.pool.contents``). Jobs import them as all others. Nothing seals them: each job maps them
+    to be read alone.
+
 Guarantees (numbers as in docs/design/invariants.md)
     1. What is shared and what is granted together never exceed the budget by a sharing.
     12. A content stays while a job that has it lives, whoever made it, and leaves with the last
         one. The kernel keeps the memory of whoever has it mapped, whatever becomes of the broker.
     Nobody owns it, so it is in no job's profile, claim or limit.
 
-Known limitations: on the host alone. A broker that takes a pool over gives out no content of the
-one before. That one's stays in the budget until no job is left.
+    On a GPU regions go back only when no job uses them. One that lives has waited for its device
+    before it says so. Of a dead one the context has ended, as for its own regions.
+
+Known limitations: a broker that takes a pool over gives out no content of the one before. That
+one's stays in the budget until no job is left. On a GPU who is filling is waited for as long as it
+lives, since its device may still write.
 """
 
 from __future__ import annotations
@@ -35,8 +43,10 @@ import time
 from typing import TYPE_CHECKING
 
 from zico.base.errors import ConfigError, RemoteProtocolError
+from zico.broker.protocol.messages import MOST_REGIONS
 from zico.broker.transport import make_room
 from zico.device.host import physical_bytes_of
+from zico.pool.contents import Holder
 
 if TYPE_CHECKING:
     from zico.broker.protocol.messages import Found
@@ -52,8 +62,10 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 @dataclasses.dataclass
 class _Content:
-    fd: int
+    fd: int | None
     size_bytes: int
+    regions: tuple[int, ...] = ()
+    """On a GPU, instead of a descriptor."""
     users: set[int] = dataclasses.field(default_factory=set)
     """Indexes of the members that have it."""
     filler: int | None = None
@@ -70,6 +82,7 @@ class FrozenMemory:
     def __init__(self, table: PoolTable) -> None:
         """Begin with nothing."""
         self._table = table
+        self._holder = Holder(table) if table.header["on_timeline"] else None
         self._contents: dict[str, _Content] = {}
         self._before = int(table.header["shared"])
         """What jobs of an earlier broker have in common, in regions."""
@@ -84,7 +97,8 @@ class FrozenMemory:
         """Give a member the content of a key, or memory to fill.
 
         Returns:
-            What is found, and a descriptor (not a copy) where that is ``here`` or ``fill``.
+            What is found, and a descriptor (not a copy) where that is ``here`` or ``fill``; on a GPU
+            ``regions_of`` has it.
 
         Raises:
             RemoteProtocolError: The key is known with another size.
@@ -95,12 +109,17 @@ class FrozenMemory:
         if content.size_bytes != size_bytes:
             raise RemoteProtocolError(f"asked for {size_bytes} bytes of a content that has {content.size_bytes}")
         if content.filler is not None:
-            if time.monotonic() < content.end_s:
+            if self._holder is not None or time.monotonic() < content.end_s:
                 return "busy", None
             self._drop(key)
             return self._begin(member, key, size_bytes)
         self._give(content, member)
         return "here", content.fd
+
+    def regions_of(self, key: str) -> tuple[int, ...]:
+        """Return the regions of a content, in order; none on the host."""
+        content = self._contents.get(key)
+        return () if content is None else content.regions
 
     def _give(self, content: _Content, member: int) -> None:
         if member not in content.users:
@@ -108,8 +127,10 @@ class FrozenMemory:
             self.bytes_of[member] += content.size_bytes
 
     def _begin(self, member: int, key: str, size_bytes: int) -> tuple[Found, int | None]:
-        if self._table.header["on_timeline"] or len(self._contents) >= MOST_CONTENTS:
+        if len(self._contents) >= MOST_CONTENTS:
             return "full", None
+        if self._holder is not None:
+            return self._begin_on_device(self._holder, member, key, size_bytes)
         self.size_bytes += size_bytes
         fd = _empty(size_bytes) if self._settle() else None
         if fd is None:
@@ -118,6 +139,20 @@ class FrozenMemory:
             return "full", None
         self._contents[key] = _Content(fd, size_bytes, filler=member)
         return "fill", fd
+
+    def _begin_on_device(self, holder: Holder, member: int, key: str, size_bytes: int) -> tuple[Found, None]:
+        n = -(-size_bytes // self._table.region_bytes)
+        regions = holder.take(n) if n <= MOST_REGIONS else ()
+        if not regions:
+            return "full", None
+        self.size_bytes += size_bytes
+        self._contents[key] = _Content(None, size_bytes, regions, filler=member)
+        return "fill", None
+
+    @property
+    def regions(self) -> int:
+        """Return how many of the pool's regions hold contents, which no job owns; on the host none."""
+        return sum(len(content.regions) for content in self._contents.values())
 
     def filled(self, member: int, key: str) -> Found:
         """Seal what a member has filled, which has it from now on.
@@ -128,13 +163,14 @@ class FrozenMemory:
         content = self._contents.get(key)
         if content is None or content.filler != member:
             return "full"
-        try:
-            fcntl.fcntl(content.fd, fcntl.F_ADD_SEALS, _SEALS)
-        except OSError:  # somebody has it mapped to write
-            self._drop(key)
-            return "full"
+        if content.fd is not None:
+            try:
+                fcntl.fcntl(content.fd, fcntl.F_ADD_SEALS, _SEALS)
+            except OSError:  # somebody has it mapped to write
+                self._drop(key)
+                return "full"
+            content.physical_bytes = physical_bytes_of(os.fstat(content.fd))
         content.filler = None
-        content.physical_bytes = physical_bytes_of(os.fstat(content.fd))
         self.physical_bytes += content.physical_bytes
         self._give(content, member)
         return "here"
@@ -165,15 +201,20 @@ class FrozenMemory:
     def close(self) -> None:
         """Close its descriptors; a second time does nothing."""
         for content in self._contents.values():
-            os.close(content.fd)
+            if content.fd is not None:
+                os.close(content.fd)
         self._contents.clear()
 
     def _drop(self, key: str) -> None:
         content = self._contents.pop(key)
-        os.close(content.fd)
+        if content.fd is not None:
+            os.close(content.fd)
+        elif self._holder is not None:
+            self._holder.put_back(content.regions)
         self.size_bytes -= content.size_bytes
         self.physical_bytes -= content.physical_bytes
-        self._settle()
+        if self._holder is None:
+            self._settle()
 
     def _settle(self) -> bool:
         """Let the budget have what there is now; false: it has no room for that."""

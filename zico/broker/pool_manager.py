@@ -369,7 +369,7 @@ class PoolManager:
         self._table.look_around()
         header, jobs = self._table.snapshot()
         self._ledger.observe(header, jobs, self._physical_bytes(), now_ns)
-        self._ledger.observe_shared(self.shared.size_bytes, self.shared.bytes_of)
+        self._ledger.observe_shared(self.shared.size_bytes, self.shared.bytes_of, self.shared.regions)
         if self._outside is not None:
             self._ledger.observe_outside(self._outside.look({member.process.pid for member in self.members}, now_ns))
             self._note_fault(self._outside.fault)

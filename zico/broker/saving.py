@@ -89,15 +89,10 @@ def check_device(kind: str, wishes: Mapping[str, Wish], origins: Mapping[str, st
 
     Raises:
         ConfigError: A job on a GPU is to follow a planner that encodes tensors. Or it is to page as
-            a published system does, or to share frozen memory.
+            a published system does.
     """
     origin = origins["save"]
     for name, wish in wishes.items():
-        if kind != "host" and wish.share_frozen:
-            raise ConfigError(
-                f"{origins['share_frozen']}: frozen memory is held once on the host alone, and {name} is to run on a "
-                "GPU: leave it out"
-            )
         if kind != "host" and wish.planner in PAGERS:
             raise ConfigError(
                 f"{origin}: {name} cannot page as {wish.planner} does on a GPU, whose faults no program sees: give page"

@@ -325,7 +325,8 @@ class Server:
             case m.ShareRequest():
                 found, fd = shared.ask(member.index, message.key, message.size_bytes)
                 self._manager.note_shared(member)
-                link.say(m.Shared(found), now_ns, () if fd is None else (fd,))
+                regions = shared.regions_of(message.key) if found in {"here", "fill"} else ()
+                link.say(m.Shared(found, regions), now_ns, () if fd is None else (fd,))
             case m.Filled():
                 found = shared.filled(member.index, message.key)
                 self._manager.note_shared(member)

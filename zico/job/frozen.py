@@ -68,11 +68,20 @@ class Bytes(NamedTuple):
     of: Any
     """What the caller knows them by."""
 
+    @property
+    def n_tensors(self) -> int:
+        """Return how many tensors they are."""
+        return 1
+
+
+Gone = tuple[str, "Owned | None"]
+"""The key of a mapping that nothing refers to any more, and its window where that is still mapped."""
+
 
 class Mapping:
     """A content that is mapped here; unmapped when nothing refers to it any more."""
 
-    def __init__(self, window: Owned, gone: collections.deque[str], key: str) -> None:
+    def __init__(self, window: Owned, gone: collections.deque[Gone], key: str) -> None:
         """Own the window; its key is put into ``gone`` when it is unmapped."""
         self.address = window.handle
         self.size_bytes = window.size_bytes
@@ -85,9 +94,9 @@ class Mapping:
         return array
 
 
-def _unmap(window: Owned, gone: collections.deque[str], key: str) -> None:
+def _unmap(window: Owned, gone: collections.deque[Gone], key: str) -> None:
     window.close()
-    gone.append(key)
+    gone.append((key, None))
 
 
 class Sharing:
@@ -102,12 +111,14 @@ class Sharing:
         """A thread, or a handler of signals in it, talks to the broker."""
         self._mapped: collections.Counter[str] = collections.Counter()
         """Mappings of each content."""
-        self._gone: collections.deque[str] = collections.deque()
-        """Keys of mappings that are gone; whatever thread that was in."""
-        self._untold: list[int] = []
-        """Bytes of each tensor that has been shared since the user was last told."""
+        self._gone: collections.deque[Gone] = collections.deque()
+        """Mappings that are gone; whatever thread that was in."""
+        self._untold: list[tuple[int, int]] = []
+        """Tensors, and their bytes, that have been shared since the user was last told."""
         self.is_off = False
-        """The broker has not answered."""
+        """Nothing more is shared."""
+        self.is_alone = False
+        """The broker has not answered, so it is told nothing more either."""
 
     def has(self, address: int) -> bool:
         """Tell whether memory is the pool's, and so worth sharing."""
@@ -124,7 +135,8 @@ class Sharing:
         """
         largest_first = sorted(wanted, key=lambda one: -one.size_bytes)
         with contextlib.closing(self._each(largest_first)) as each:  # at once, also where a move raises
-            self._untold += [bytes_.size_bytes for bytes_, mapping in each if move(bytes_, mapping)]
+            moved = [bytes_ for bytes_, mapping in each if move(bytes_, mapping)]
+            self._untold += [(bytes_.n_tensors, bytes_.size_bytes) for bytes_ in moved]
 
     def _each(self, wanted: Iterable[Bytes]) -> Generator[tuple[Bytes, Mapping], None, None]:
         with self._lock:
@@ -156,26 +168,40 @@ class Sharing:
     def tell(self) -> None:
         """Tell the user what is shared, and the broker of mappings that are gone."""
         if self._untold:
-            sizes, self._untold = self._untold, []
+            counts, sizes = zip(*self._untold, strict=True)
+            self._untold = []
             total = format_bytes(sum(sizes))
-            inform(f"{len(sizes)} frozen tensors, {total}, are held once for all jobs that have the same")
-        if self._gone and not self.is_off:
+            inform(f"{sum(counts)} frozen tensors, {total}, are held once for all jobs that have the same")
+        if self._gone and not self.is_alone:
             for _ in self._each(()):
                 pass
 
     def _give_back(self) -> None:
         try:
-            while self._gone and not self.is_off:
-                key = self._gone.popleft()
-                self._mapped[key] -= 1
-                if not self._mapped[key]:
-                    del self._mapped[key]
-                    self._membership.tell(m.Unshare(key))
+            while self._gone and not self.is_alone:
+                key, window = self._gone.popleft()
+                if window is not None:
+                    self._close(window)
+                self._let_go(key)
         except (ZicoError, OSError) as error:
             self._turn_off(error)
 
+    def _let_go(self, key: str) -> None:
+        """Note that one mapping of a content is gone, and tell the broker if it was the last."""
+        self._mapped[key] -= 1
+        if not self._mapped[key]:
+            del self._mapped[key]
+            self._membership.tell(m.Unshare(key))
+
+    def _close(self, window: Owned) -> None:
+        """Unmap what nothing refers to any more, where that has to wait."""
+        window.close()
+
+    def _digest(self, bytes_: Bytes) -> int:
+        return digest(bytes_.address, bytes_.size_bytes)
+
     def _mapping(self, bytes_: Bytes) -> tuple[m.Found, Mapping | None]:
-        key = f"{digest(bytes_.address, bytes_.size_bytes) & (1 << 64) - 1:016x}{bytes_.size_bytes:016x}"
+        key = f"{self._digest(bytes_) & (1 << 64) - 1:016x}{bytes_.size_bytes:016x}"
         try:
             return self._asked(bytes_, key)
         except (ZicoError, OSError) as error:
@@ -183,36 +209,42 @@ class Sharing:
             return "full", None
 
     def _asked(self, bytes_: Bytes, key: str) -> tuple[m.Found, Mapping | None]:
-        found, descriptors = self._membership.ask(m.ShareRequest(key, bytes_.size_bytes))
+        answer, descriptors = self._membership.ask(m.ShareRequest(key, bytes_.size_bytes))
         mapping = None
         try:
             with descriptors:
-                for fd in descriptors.take()[:1]:
-                    try:
-                        mapping = self._mapped_from(fd, found, bytes_, key)
-                    finally:
+                fds = descriptors.take()[:1]
+                try:
+                    if answer.found in {"here", "fill"}:
+                        mapping = self._mapped_from(answer, fds, bytes_, key)
+                finally:
+                    for fd in fds:
                         os.close(fd)
         finally:
-            if mapping is None and found in {"here", "fill"} and not self._mapped[key]:
+            if mapping is None and answer.found in {"here", "fill"} and not self._mapped[key]:
                 with contextlib.suppress(ZicoError, OSError):  # what came before it says why
                     self._membership.tell(m.Unshare(key))
-        return found, mapping
+        return answer.found, mapping
 
-    def _mapped_from(self, fd: int, found: m.Found, bytes_: Bytes, key: str) -> Mapping | None:
-        if found == "fill":
-            _fill(fd, bytes_)
-            sealed, _ = self._membership.ask(m.Filled(key))
-            if sealed != "here":
+    def _mapped_from(self, answer: m.Shared, fds: list[int], bytes_: Bytes, key: str) -> Mapping | None:
+        if answer.found == "fill":
+            _fill(fds[0], bytes_)
+            if not self._is_sealed(key):
                 return None
         try:
-            mapping = Mapping(map_privately(fd, bytes_.size_bytes), self._gone, key)
+            mapping = Mapping(map_privately(fds[0], bytes_.size_bytes), self._gone, key)
         except DriverError:
             return None
         self._mapped[key] += 1
         return mapping if is_same(bytes_, mapping) else None
 
+    def _is_sealed(self, key: str) -> bool:
+        """Tell the broker that a content is filled; false: it is not to be used."""
+        return self._membership.ask(m.Filled(key))[0].found == "here"
+
     def _turn_off(self, error: Exception) -> None:
         self.is_off = True
+        self.is_alone = not isinstance(error, DriverError)
         complain("this process shares no more frozen memory", error)
 
 

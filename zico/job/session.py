@@ -91,7 +91,7 @@ class Session:
         self.swapper: Any = None
         """What moves idle tensors of this job (``zico.swap.swapper.Swapper``), if anything does."""
         self.sharers: list[Callable[[], Sharer]] = []
-        """Each framework's way to hold frozen memory once together with other jobs; none on a GPU."""
+        """Each framework's way to hold frozen memory once together with other jobs; on a GPU PyTorch's alone."""
         self.rest: Callable[[], None] | None = None
         """What the job does before each wait at a boundary, such as putting its context aside; ``None``: nothing."""
         self.watchers: list[Watcher] = []
@@ -141,17 +141,22 @@ class Session:
     @functools.cached_property
     def frozen(self) -> Sharing:
         """What this process has in common with other jobs, whatever the framework."""
+        if self.membership.device.kind != "host":
+            from zico.job.frozen_device import DeviceSharing
+
+            return DeviceSharing(self)
         from zico.job.frozen import Sharing
 
         return Sharing(self)
 
-    def shares_by(self, make: Callable[[Session], Sharer]) -> None:
+    def shares_by(self, make: Callable[[Session], Sharer], *, on_gpu: bool = False) -> None:
         """Let a framework's frozen memory be held once: by itself where the job is to, else when it asks for it.
 
         Args:
             make: Makes what does it, when it is first needed.
+            on_gpu: Whether that knows memory of a GPU.
         """
-        if self.membership.device.kind != "host":
+        if self.membership.device.kind != "host" and not on_gpu:
             return
 
         @functools.cache
@@ -677,7 +682,7 @@ def share(frozen: Any) -> Any:  # noqa: ANN401 - what the frameworks have
 
     ``zico run --share-frozen`` does it for all frozen weights of PyTorch, TensorFlow and Keras. JAX
     does not say what is frozen, so there it is asked for. All bits stay. What is written is this
-    process's alone, and counts again. On a GPU, and outside a pool, it does nothing.
+    process's alone, and counts again. Outside a pool it does nothing, and on a GPU only for PyTorch.
 
     Args:
         frozen: A PyTorch module, of which the parameters are meant that require no gradient. Or a

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import turns
 from process.support.software_cuda import Driver
 
-from zico import step
+from zico import share, step
 from zico.job import autoload, lookup, session
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ LOOKS = 8
 CAPTURE_RELAXED = 2
 ILLEGAL_ADDRESS = 700
 LAYER_ELEMENTS = 4 * ELEMENTS
+FROZEN_LAYERS = 4
 FEW_LAYERS, MANY_LAYERS, MADE_LAYERS = 3, 8, 4
 ITERATIONS, WRITTEN_ITERATIONS = 8, 3
 WRITTEN = 77.0
@@ -657,6 +658,41 @@ def moves_out() -> dict[str, Any]:
     return found | _is_whole()
 
 
+def frozen() -> dict[str, Any]:
+    """Share frozen layers, and write one when told to; a copy is what changes bytes here."""
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(FROZEN_LAYERS)))
+    expected = [one.clone() for one in layers.requires_grad_(requires_grad=False).parameters()]
+    weights = [*layers.cuda().parameters()]
+    share(layers)
+    gc.collect()
+    step()
+    kinds = [type(one).__name__ for one in weights]
+    addresses = [one.data_ptr() for one in weights]
+    held = status_of("held_bytes")
+    turns.say(turns.READY)
+    sys.stdin.readline()
+    with torch.no_grad():
+        weights[0][1].copy_(torch.ones(1024))
+    expected[0][1] = 1
+    torch.relu(weights[0] + weights[1])  # no matrices: the driver has no cuBLAS
+    found = {
+        "kinds": kinds,
+        "held_bytes": held,
+        "is_equal": [torch.equal(one.cpu(), there) for one, there in zip(weights, expected, strict=True)],
+        "is_where_it_was": addresses == [one.data_ptr() for one in weights],
+    }
+    step()
+    found["kinds_then"] = [type(one).__name__ for one in weights]
+    return found
+
+
+def status_of(name: str) -> int:
+    """Return a figure of this job."""
+    found = session.status()
+    return int(found[name]) if found else 0
+
+
 def named_pools() -> dict[str, Any]:
     """Allocate in two pools of PyTorch's, one in the other, and capture a graph that has one's name."""
     outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool(no_split=True)
@@ -943,6 +979,7 @@ CHECKS = {
         *(
             lost,
             moves_out,
+            frozen,
             swap_queued,
             swap_planned,
             swap_made,

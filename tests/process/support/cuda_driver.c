@@ -437,7 +437,8 @@ int cuMemMap(u64 start, u64 bytes, u64 offset, struct handle *one, u64 flags) {
   return status ? refuse(status) : SUCCESS;
 }
 int cuMemSetAccess(u64 start, u64 bytes, any wanted, u64 count) {
-  return mprotect((any)start, bytes, PROT_READ | PROT_WRITE) ? refuse(INVALID_VALUE) : SUCCESS;
+  int flags = ((int *)wanted)[2]; /* behind a location of two words; 1: reads, 3: writes, too */
+  return mprotect((any)start, bytes, PROT_READ | (flags & 2 ? PROT_WRITE : 0)) ? refuse(INVALID_VALUE) : SUCCESS;
 }
 int cuMemUnmap(u64 start, u64 bytes) {
   int known = 0;

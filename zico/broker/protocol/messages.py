@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from zico.base.settings import DEFAULT_LOG_LEVEL
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 144 * 1024
@@ -44,6 +44,8 @@ MAX_WEIGHT = 1000.0
 MAX_PRIORITY = 1000
 MAX_SLO = 100.0
 MAX_SIZE_BYTES = 2**53
+MOST_REGIONS = 4096
+"""Of one content on a GPU."""
 """Nobody can ask for more: floats, and numbers in JSON (RFC 8259), are exact up to this."""
 MAX_WAIT_S = 1e9
 """Nobody can ask for a longer wait; in nanoseconds, added to any clock's time, it fits 64 bits."""
@@ -267,9 +269,13 @@ class Unshare(msgspec.Struct, frozen=True, tag="unshare"):
 
 
 class Shared(msgspec.Struct, frozen=True, tag="shared"):
-    """Answer ``ShareRequest``, with a descriptor where that is ``here`` or ``fill``, and ``Filled``, without one."""
+    """Answer ``ShareRequest`` and ``Filled``.
+
+    A request's ``here`` or ``fill`` comes with a descriptor on the host, and with regions on a GPU.
+    """
 
     found: Found
+    regions: Annotated[tuple[Count, ...], Meta(max_length=MOST_REGIONS)] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -345,11 +345,22 @@ class CudaDriver:
         """Unmap every piece in the range; where ``map`` mapped none, the one piece that compiled code mapped."""
         _window(window).unmap(window_offset, size_bytes)
 
-    def _access(self) -> Any:  # noqa: ANN401 - a CUmemAccessDesc
+    def make_read_only(self, window: Owned, window_offset: int, size_bytes: int) -> None:
+        """Let the device read what is mapped in a part of a window, and no longer write it: who does loses the context.
+
+        Raises:
+            DriverError: The part is not whole mappings, or the driver refuses.
+        """
+        there = _window(window)
+        check_range(there, window_offset, size_bytes, there.unit_bytes)
+        reads = self.call.api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+        self._virtual("cuMemSetAccess", there.handle + window_offset, size_bytes, [self._access(reads)], 1)
+
+    def _access(self, flags: Any = None) -> Any:  # noqa: ANN401 - a CUmemAccess_flags, a CUmemAccessDesc
         access = self.call.api.CUmemAccessDesc()
         access.location.type = self._properties.location.type
         access.location.id = self.ordinal
-        access.flags = self.call.api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        access.flags = flags or self.call.api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         return access
 
     def _virtual(self, function: str, *args: Any) -> Any:  # noqa: ANN401 - as the function
@@ -418,6 +429,22 @@ class CudaDriver:
         """Let a stream copy from registered memory of the host to the device, when it gets there."""
         with self.context.current():
             self.call("cuMemcpyHtoDAsync", address, host_address, size_bytes, stream)
+
+    def finish(self) -> None:
+        """Wait until the device has done everything that this process has asked for."""
+        with self.context.current():
+            self.call("cuCtxSynchronize")
+
+    def fetch(self, host_address: int, address: int, size_bytes: int) -> None:
+        """Copy from the device to any memory of this process, and wait for it."""
+        with self.context.current():
+            self.call("cuMemcpyDtoH", host_address, address, size_bytes)
+
+    def put(self, address: int, host_address: int, size_bytes: int) -> None:
+        """Copy from any memory of this process to the device, and wait for it."""
+        with self.context.current():
+            self.call("cuMemcpyHtoD", address, host_address, size_bytes)
+            self.call("cuCtxSynchronize")  # a copy from pageable memory may return before it has arrived
 
     # -- for compiled code -------------------------------------------------------------------------
 
