@@ -19,7 +19,7 @@ Known limitations
     * Who writes by an address (``data_ptr``, DLPack, a storage) is not seen, and loses its context. So
       does C++ that writes a tensor which Python gave it. Neither can change what others see.
     * A write for which the budget has no room is refused by an error, before it is launched.
-    * Each of PyTorch's Python functions that gets such a tensor takes some two microseconds longer.
+    * Each of PyTorch's Python functions that gets such a tensor takes some microseconds longer.
     * While a CUDA graph is captured nothing is shared, and a write is refused.
 """
 
@@ -28,6 +28,7 @@ Known limitations
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,9 @@ _IN_PLACE = frozenset(
 _IN_PLACE |= frozenset(f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift", "pow"))
 _SETS_NOTHING = frozenset(("requires_grad_", "rename_", "retain_grad_"))
 """Functions that are named as if they wrote."""
-_COMPILED = frozenset(
+_NORMS = frozenset(("batch_norm", "instance_norm"))
+"""They write the statistics that they are given."""
+_READ = frozenset(
     (
         *("linear", "bilinear", "embedding", "conv1d", "conv2d", "conv3d", "layer_norm", "rms_norm", "group_norm"),
         *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention", "einsum"),
@@ -55,7 +58,7 @@ _COMPILED = frozenset(
         *("truediv", "div", "size", "dim", "numel", "stride", "is_floating_point", "is_complex", "element_size"),
     )
 )
-"""What may be part of a compiled graph. Nobody can ask from inside of one, so whatever else breaks it."""
+"""Functions that write no argument and return new memory: they need not be looked at, and may be compiled."""
 _NO_ROOM = (
     "a frozen tensor that jobs share on the GPU is to be written, and the pool has no room for a copy of it now: raise "
     "the budget, or leave --share-frozen out"
@@ -69,12 +72,19 @@ _contents: weakref.WeakValueDictionary[int, Content] = weakref.WeakValueDictiona
 def _asks(_cls: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Call one of PyTorch's functions, once what it writes is this process's."""
     kwargs = kwargs or {}
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        if _is_to_write(kwargs) or not _reads_alone(func):
+            return _ask_uncompiled(func, args, kwargs)
+    elif _is_to_write(kwargs) or not _is_known_to_read(func):
         return _ask(func, args, kwargs)
-    if "out" in kwargs or not _reads_alone(func):
-        return _ask_uncompiled(func, args, kwargs)
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
+
+
+def _is_to_write(kwargs: Any) -> bool:
+    """Tell whether a function is told to write what it does not write by itself."""
+    get = kwargs.get
+    return get("out") is not None or get("max_norm") is not None or bool(get("inplace"))
 
 
 def _ask(func: Any, args: Any, kwargs: Any) -> Any:
@@ -90,28 +100,44 @@ def _ask(func: Any, args: Any, kwargs: Any) -> Any:
 _ask_uncompiled = torch.compiler.disable(_ask)
 
 
-@assume_constant_result
-def _reads_alone(func: Any) -> bool:
-    """Tell whether a function of a compiled graph neither writes nor returns the memory of its arguments."""
+@functools.cache
+def _is_known_to_read(func: Any) -> bool:
+    """Tell whether a function neither writes nor returns the memory of its arguments, as far as that is known."""
+    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return False
     name = getattr(func, "__name__", "")
     if name == "__get__":
         return not _may_alias(func)
-    return name in _COMPILED or (name.startswith("__") and name.strip("_") in _COMPILED)
+    return name in _READ or (name.startswith("__") and name.strip("_") in _READ)
+
+
+@assume_constant_result
+def _reads_alone(func: Any) -> bool:
+    return _is_known_to_read(func)
 
 
 def written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
     """Yield the shared tensors that one of PyTorch's functions is going to write."""
     name = getattr(func, "__name__", "")
-    targets: list[Any] = []
-    if "out" in kwargs:
-        targets.append(kwargs["out"])
+    targets: list[Any] = [kwargs["out"]] if "out" in kwargs else []
     named_so = name in _IN_PLACE or (name.endswith("_") and not name.startswith("__") and name not in _SETS_NOTHING)
     if named_so or kwargs.get("inplace"):
         targets += _first(args, kwargs)
+    if name in _NORMS or kwargs.get("max_norm") is not None or _is_mutable(func):
+        targets += [*args, *kwargs.values()]
     for target in targets:
         for tensor in target if isinstance(target, list | tuple) else (target,):
             if isinstance(tensor, SharedParameter | SharedTensor):
                 yield tensor
+
+
+def _is_mutable(func: Any) -> bool:
+    """Tell whether an operator of ``torch.ops`` writes any of its arguments, whatever its name."""
+    if isinstance(func, torch._ops.OpOverload):
+        return bool(func._schema.is_mutable)
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return any(getattr(func, one)._schema.is_mutable for one in func.overloads())
+    return False
 
 
 def _first(args: Any, kwargs: Any) -> Iterable[Any]:

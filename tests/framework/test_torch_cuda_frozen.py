@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 WIDTH = 32
 
 
+@torch.library.custom_op("zico_test::touch", mutates_args=("weight",))
+def touch(weight: torch.Tensor) -> None:
+    """Write a tensor, under a name that does not tell."""
+    weight.add_(1)
+
+
+@torch.library.custom_op("zico_test::look", mutates_args=())
+def look(weight: torch.Tensor) -> torch.Tensor:
+    """Read one."""
+    return weight.sum()
+
+
 class Memory:
     """Stands for a content: bytes that must stay until somebody has asked."""
 
@@ -136,6 +148,12 @@ WRITERS: dict[str, Callable[[Setup], object]] = {
     "AdamW": lambda s: _step(s, lambda those: torch.optim.AdamW(those, foreach=True)),
     "fused": lambda s: _step(s, lambda those: torch.optim.AdamW(those, fused=True)),
     "average": lambda s: s.weight.lerp_(torch.zeros(WIDTH, WIDTH), 0.1),
+    "max_norm": lambda s: torch.nn.functional.embedding(torch.tensor([1, 2]), s.weight, max_norm=0.01),
+    "statistics": lambda s: torch.nn.functional.batch_norm(
+        torch.randn(4, WIDTH), s.weight[0], s.weight[1], training=True
+    ),
+    "operator": lambda s: torch.ops.zico_test.touch(s.weight),
+    "overload": lambda s: torch.ops.aten.add_.Tensor(s.weight, torch.ones(1)),
     "by a name": lambda s: torch.relu_(input=s.weight.sub_(0.1)),
     "random": lambda s: s.weight.uniform_(),
     "swapped parts": lambda s: s.weight.T[0].copy_(s.weight[1].clone()),
@@ -167,6 +185,8 @@ READERS: dict[str, Callable[[Setup], object]] = {
     "flags": lambda s: (s.weight.requires_grad_(), s.weight.requires_grad_(requires_grad=False)),
     "lists": lambda s: torch._foreach_add([s.weight], 1.0),
     "print": lambda s: repr(s.weight),
+    "embedding": lambda s: torch.nn.functional.embedding(torch.tensor([1, 2]), s.weight),
+    "operator": lambda s: torch.ops.zico_test.look(s.weight),
 }
 
 
@@ -199,8 +219,10 @@ inductor_warns = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @inductor_warns
 def test_a_compiled_layer_is_one_graph_and_asks_nothing(setup: Setup) -> None:
     """What only reads is compiled as without sharing."""
-    layers = torch.nn.Sequential(setup.layer, torch.nn.ReLU(), torch.nn.Linear(WIDTH, 2))
-    given = torch.ones(2, WIDTH)
+    words = torch.nn.Embedding(WIDTH, WIDTH)
+    words.weight = setup.weight
+    layers = torch.nn.Sequential(words, setup.layer, torch.nn.ReLU(), torch.nn.Linear(WIDTH, 2))
+    given = torch.tensor([1, 3])
     expected = layers(given)
     torch._dynamo.reset()
     assert torch.allclose(torch.compile(layers, fullgraph=True)(given), expected)
