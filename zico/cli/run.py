@@ -108,7 +108,7 @@ All options but --name, --json, --report, --quiet, --grid, --jobs-file, --at-mos
 @setting(
     "--share-frozen",
     flag_value="1",
-    help="Hold frozen weights once that several jobs have, such as the base of fine-tunings (host).",
+    help="Hold frozen weights once that several jobs have, such as the base of fine-tunings (GPU: PyTorch).",
 )
 @setting("--tier", metavar="TIERS", help="Where memory goes that leaves the budget: memory, file, or memory:2GiB,file.")
 @json_option
