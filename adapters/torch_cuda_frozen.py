@@ -17,7 +17,8 @@ Guarantees (numbers as in docs/design/invariants.md)
 Known limitations
     * It has run on no GPU.
     * Who writes by an address (``data_ptr``, DLPack, a storage) is not seen, and loses its context. So
-      does C++ that writes a tensor which Python gave it. Neither can change what others see.
+      does C++ that writes a tensor which Python gave it, and a tensor that took the memory by ``set_``
+      or into its ``data``, of which PyTorch does not tell. None of them can change what others see.
     * A write for which the budget has no room is refused by an error, before it is launched.
     * Each of PyTorch's Python functions that gets such a tensor takes some microseconds longer.
     * While a CUDA graph is captured nothing is shared, and a write is refused.
@@ -53,7 +54,7 @@ _NORMS = frozenset(("batch_norm", "instance_norm"))
 _READ = frozenset(
     (
         *("linear", "bilinear", "embedding", "conv1d", "conv2d", "conv3d", "layer_norm", "rms_norm", "group_norm"),
-        *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention", "einsum"),
+        *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention"),
         *("matmul", "rmatmul", "mm", "bmm", "mv", "addmm", "baddbmm", "add", "radd", "sub", "rsub", "mul", "rmul"),
         *("truediv", "div", "size", "dim", "numel", "stride", "is_floating_point", "is_complex", "element_size"),
     )
@@ -161,8 +162,8 @@ def _may_alias(func: Any) -> bool:
 def _guard(result: Any) -> None:
     """Let what has the memory of a shared tensor ask before it is written, too."""
     for one in result if isinstance(result, list | tuple) else (result,):
-        if type(one) is torch.Tensor and _content_of(one) is not None:
-            one.__class__ = SharedTensor
+        if type(one) in _SHARED and _content_of(one) is not None:
+            one.__class__ = _SHARED[type(one)]
 
 
 def _content_of(tensor: Any) -> Content | None:

@@ -154,6 +154,8 @@ WRITERS: dict[str, Callable[[Setup], object]] = {
     ),
     "operator": lambda s: torch.ops.zico_test.touch(s.weight),
     "overload": lambda s: torch.ops.aten.add_.Tensor(s.weight, torch.ones(1)),
+    "einsum": lambda s: torch.einsum("ij->ji", s.weight).add_(1),
+    "parameter": lambda s: torch.nn.Parameter(s.weight.data, requires_grad=False).add_(1),
     "by a name": lambda s: torch.relu_(input=s.weight.sub_(0.1)),
     "random": lambda s: s.weight.uniform_(),
     "swapped parts": lambda s: s.weight.T[0].copy_(s.weight[1].clone()),
