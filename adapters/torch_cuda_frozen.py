@@ -17,11 +17,14 @@ Guarantees (numbers as in docs/design/invariants.md)
 Known limitations
     * It has run on no GPU.
     * Who writes by an address (``data_ptr``, DLPack, a storage) is not seen, and loses its context. So
-      does C++ that writes a tensor which Python gave it, and a tensor that took the memory by ``set_``
-      or into its ``data``, of which PyTorch does not tell. None of them can change what others see.
+      does C++ that writes a tensor which Python gave it. PyTorch does not tell either of a tensor that
+      took the memory by ``set_`` or into its ``data``. None of them can change what others see.
     * A write for which the budget has no room is refused by an error, before it is launched.
     * Each of PyTorch's Python functions that gets such a tensor takes some microseconds longer.
-    * While a CUDA graph is captured nothing is shared, and a write is refused.
+    * While a CUDA graph is captured nothing is shared, and a write is refused. Nothing is shared
+      among the ranks of a job, whose collectives write in C++.
+    * PyTorch's own modules of attention keep theirs, since they compute in another way for such tensors.
+    * Inside of ``torch.func``, ``vmap`` and ``torch.jit`` nobody is asked.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -30,6 +33,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +45,7 @@ from zico.adapters.torch_saving import storage_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from zico.job.frozen import Bytes
     from zico.job.frozen_device import Content, Part
 
 _IN_PLACE = frozenset(
@@ -49,8 +54,12 @@ _IN_PLACE = frozenset(
 _IN_PLACE |= frozenset(f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift", "pow"))
 _SETS_NOTHING = frozenset(("requires_grad_", "rename_", "retain_grad_"))
 """Functions that are named as if they wrote."""
-_NORMS = frozenset(("batch_norm", "instance_norm"))
-"""They write the statistics that they are given."""
+_NORMS = ("batch_norm", "instance_norm")
+"""Functions with this in their names write the statistics that they are given."""
+_MAX_NORM = 3
+"""Which argument of ``embedding`` has the weight be written."""
+_FAST = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder)
+"""Modules that compute in another way where a parameter is of a class that is asked."""
 _READ = frozenset(
     (
         *("linear", "bilinear", "embedding", "conv1d", "conv2d", "conv3d", "layer_norm", "rms_norm", "group_norm"),
@@ -64,6 +73,10 @@ _NO_ROOM = (
     "a frozen tensor that jobs share on the GPU is to be written, and the pool has no room for a copy of it now: raise "
     "the budget, or leave --share-frozen out"
 )
+_ALONE = (
+    "a frozen tensor that jobs share on the GPU is to be written, and the broker that gives memory for a copy of it is "
+    "gone: start anew, with --share-frozen or without"
+)
 _CAPTURED = "a frozen tensor that jobs share on the GPU is written while a CUDA graph is captured: write it once before"
 
 _contents: weakref.WeakValueDictionary[int, Content] = weakref.WeakValueDictionary()
@@ -74,18 +87,20 @@ def _asks(_cls: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None)
     """Call one of PyTorch's functions, once what it writes is this process's."""
     kwargs = kwargs or {}
     if torch.compiler.is_compiling():
-        if _is_to_write(kwargs) or not _reads_alone(func):
+        if _is_to_write(func, args, kwargs) or not _reads_alone(func):
             return _ask_uncompiled(func, args, kwargs)
-    elif _is_to_write(kwargs) or not _is_known_to_read(func):
+    elif _is_to_write(func, args, kwargs) or not _is_known_to_read(func):
         return _ask(func, args, kwargs)
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
 
 
-def _is_to_write(kwargs: Any) -> bool:
+def _is_to_write(func: Any, args: Any, kwargs: Any) -> bool:
     """Tell whether a function is told to write what it does not write by itself."""
     get = kwargs.get
-    return get("out") is not None or get("max_norm") is not None or bool(get("inplace"))
+    if get("out") is not None or get("max_norm") is not None or get("inplace"):
+        return True
+    return len(args) > _MAX_NORM and func is torch.nn.functional.embedding and args[_MAX_NORM] is not None
 
 
 def _ask(func: Any, args: Any, kwargs: Any) -> Any:
@@ -124,12 +139,17 @@ def written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
     named_so = name in _IN_PLACE or (name.endswith("_") and not name.startswith("__") and name not in _SETS_NOTHING)
     if named_so or kwargs.get("inplace"):
         targets += _first(args, kwargs)
-    if name in _NORMS or kwargs.get("max_norm") is not None or _is_mutable(func):
+    if any(one in name for one in _NORMS) or _renorms(name, args, kwargs) or _is_mutable(func):
         targets += [*args, *kwargs.values()]
     for target in targets:
         for tensor in target if isinstance(target, list | tuple) else (target,):
             if isinstance(tensor, SharedParameter | SharedTensor):
                 yield tensor
+
+
+def _renorms(name: str, args: Any, kwargs: Any) -> bool:
+    by_place = name == "embedding" and len(args) > _MAX_NORM and args[_MAX_NORM] is not None
+    return by_place or kwargs.get("max_norm") is not None
 
 
 def _is_mutable(func: Any) -> bool:
@@ -142,13 +162,13 @@ def _is_mutable(func: Any) -> bool:
 
 
 def _first(args: Any, kwargs: Any) -> Iterable[Any]:
-    """Return what a function in place may write: its first argument, or all lists where that is one."""
+    """Return what a function in place may write: its first argument, or all where that is a list."""
     if args and isinstance(args[0], list | tuple):
-        return [one for one in args if isinstance(one, list | tuple)]
+        return args
     return args[:1] or kwargs.values()
 
 
-_GIVES_MEMORY = frozenset(("data", "T", "mT", "H", "mH", "real"))
+_GIVES_MEMORY = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
 """Attributes that are tensors of the same memory."""
 
 
@@ -186,7 +206,7 @@ def _own(tensor: Any) -> None:
     if _is_captured():
         raise RuntimeError(_CAPTURED)
     if not content.own():
-        raise RuntimeError(_NO_ROOM)
+        raise RuntimeError(_ALONE if content.is_alone else _NO_ROOM)
 
 
 def _is_captured() -> bool:
@@ -199,10 +219,19 @@ def _plain(tensor: Any) -> torch.Tensor:
         return tensor.detach().as_subclass(torch.Tensor)
 
 
+def _copied(tensor: Any) -> Any:
+    """Return a tensor of the same memory, as ``copy.copy`` does."""
+    plain = _plain(tensor)
+    alias = torch.nn.Parameter(plain, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else plain
+    _guard(alias)
+    return alias
+
+
 class SharedParameter(torch.nn.Parameter):
     """A frozen parameter whose memory other jobs have as well; a write to it is preceded by ``own``."""
 
     __torch_function__ = classmethod(_asks)
+    __copy__ = _copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Be saved as a plain parameter."""
@@ -217,6 +246,7 @@ class SharedTensor(torch.Tensor):
     """A tensor of the memory of such a parameter."""
 
     __torch_function__ = classmethod(_asks)
+    __copy__ = _copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Be saved as a plain tensor."""
@@ -231,6 +261,31 @@ _SHARED = {torch.nn.Parameter: SharedParameter, torch.Tensor: SharedTensor}
 _PLAIN = {shared: plain for plain, shared in _SHARED.items()}
 
 
+@functools.cache
+def _watch() -> None:
+    """Let those ask, too, who make a parameter of a shared tensor, or broadcast one in C++."""
+    make = torch.nn.Parameter.__new__
+
+    def __new__(cls: Any, data: Any = None, requires_grad: Any = True) -> Any:  # noqa: N807, FBT002 - as torch's
+        if type(data) not in _PLAIN:
+            return make(cls, data, requires_grad)
+        made = make(cls, _plain(data), requires_grad)
+        _guard(made)
+        return made
+
+    torch.nn.Parameter.__new__ = __new__
+    if torch.distributed.is_available():
+        broadcast = torch.distributed._broadcast_coalesced
+
+        def _broadcast_coalesced(group: Any, tensors: Any, *more: Any, **named: Any) -> Any:
+            for tensor in tensors:
+                if type(tensor) in _PLAIN:
+                    _own(tensor)
+            return broadcast(group, tensors, *more, **named)
+
+        torch.distributed._broadcast_coalesced = _broadcast_coalesced
+
+
 class CudaFrozenSharing(FrozenSharing):
     """Shares frozen parameters of this process on a GPU, and forgets those that became its own."""
 
@@ -238,7 +293,15 @@ class CudaFrozenSharing(FrozenSharing):
 
     def share(self, given: Any) -> Any:
         """Share the memory of a module's parameters, or of these tensors, as far as it can be."""
-        return given if _is_captured() else super().share(given)
+        if _is_captured() or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return given
+        _watch()
+        modules = [one for one in gc.get_objects() if issubclass(type(one), _FAST)]
+        self._left_out = {id(parameter) for module in modules for parameter in module.parameters()}
+        return super().share(given)
+
+    def _bytes_of(self, tensor: torch.Tensor) -> Bytes | None:
+        return None if id(tensor) in self._left_out else super()._bytes_of(tensor)
 
     def at_boundary(self) -> None:
         """Offer what is not shared yet, and let go of what nobody refers to."""

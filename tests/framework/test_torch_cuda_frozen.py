@@ -6,6 +6,7 @@ import copy
 import ctypes
 import gc
 import io
+import pickle
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ class Memory:
         self.has_room = has_room
         self.asked = 0
         self.held = types.SimpleNamespace(is_own=False)
+        self.is_alone = False
         self.bytes: Any = None
         self.before = b""
 
@@ -154,6 +156,11 @@ WRITERS: dict[str, Callable[[Setup], object]] = {
     ),
     "operator": lambda s: torch.ops.zico_test.touch(s.weight),
     "overload": lambda s: torch.ops.aten.add_.Tensor(s.weight, torch.ones(1)),
+    "copy.copy": lambda s: copy.copy(s.weight).mul_(2),
+    "parameter of it": lambda s: torch.nn.Parameter(s.weight, requires_grad=False).mul_(2),
+    "native norm": lambda s: torch.native_batch_norm(
+        torch.randn(4, WIDTH), None, None, s.weight[0], s.weight[1], training=True, momentum=0.1, eps=1e-5
+    ),
     "einsum": lambda s: torch.einsum("ij->ji", s.weight).add_(1),
     "parameter": lambda s: torch.nn.Parameter(s.weight.data, requires_grad=False).add_(1),
     "by a name": lambda s: torch.relu_(input=s.weight.sub_(0.1)),
@@ -243,8 +250,12 @@ def _average_data(weight: torch.Tensor) -> None:
     weight.data.add_(1)
 
 
+def _renormalise(weight: torch.Tensor) -> None:
+    torch.nn.functional.embedding(torch.tensor([1, 2]), weight, None, 0.01)
+
+
 @inductor_warns
-@pytest.mark.parametrize("write", [_average, _average_a_view, _average_data])
+@pytest.mark.parametrize("write", [_average, _average_a_view, _average_data, _renormalise])
 def test_a_compiled_function_that_writes_asks_before(setup: Setup, write: Callable[[Any], None]) -> None:
     """Invariant 12: such a function breaks the graph, so that it can ask."""
     torch._dynamo.reset()
@@ -252,6 +263,50 @@ def test_a_compiled_function_that_writes_asks_before(setup: Setup, write: Callab
         torch.compile(write)(setup.weight)
     assert setup.memory.asked == 1
     assert bytes(setup.memory.bytes) != setup.memory.before
+
+
+def test_modules_that_would_compute_in_another_way_keep_their_own() -> None:
+    """Invariant 6: attention of PyTorch's own has a faster way, and other results, without such tensors."""
+    layer = torch.nn.TransformerEncoderLayer(WIDTH, 2, 64, batch_first=True).requires_grad_(requires_grad=False)
+    sharing = Sharing()
+    sharing.share(torch.nn.Sequential(layer, torch.nn.Linear(WIDTH, WIDTH).requires_grad_(requires_grad=False)))
+    assert len(sharing.memories) == 2, "weight and bias of the last layer"
+    assert {type(one) for one in layer.parameters()} == {torch.nn.Parameter}
+
+
+def test_a_parameter_that_is_made_of_one_is_a_parameter(setup: Setup) -> None:
+    """It is copied and saved as one, and trains if it is to."""
+    made = torch.nn.Parameter(setup.weight.data)
+    assert type(made) is SharedParameter
+    for one in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):  # noqa: S301 - made here
+        assert type(one) is torch.nn.Parameter
+        assert one.requires_grad
+    assert torch.nn.utils.parametrizations.weight_norm(setup.layer) is setup.layer
+
+
+def test_whoever_broadcasts_parameters_asks(setup: Setup) -> None:
+    """``DistributedDataParallel`` writes frozen parameters, too, where it begins; ranks share nothing more."""
+    called = []
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        both = torch.nn.Sequential(setup.layer, torch.nn.Linear(WIDTH, 2))
+        torch.nn.parallel.DistributedDataParallel(both)
+        called.append(setup.memory.asked)
+        other = torch.nn.Linear(WIDTH, WIDTH).requires_grad_(requires_grad=False)
+        sharing = Sharing()
+        sharing.share(other)
+        assert sharing.memories == []
+    finally:
+        torch.distributed.destroy_process_group()
+    assert called == [1]
+
+
+def test_without_a_broker_the_error_says_so(setup: Setup) -> None:
+    """Raising the budget would not help."""
+    setup.memory.has_room, setup.memory.is_alone = False, True
+    with pytest.raises(RuntimeError, match="the broker that gives memory for a copy of it is gone"):
+        setup.weight.add_(1)
 
 
 def test_a_write_without_room_is_refused_before_it_is_made() -> None:

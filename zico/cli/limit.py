@@ -59,6 +59,7 @@ def told(job: Meant | None, processes: int, before: Status, after: Status) -> st
         may_hold = f"may hold {format_bytes(now.limit_bytes)}{each}" if now.limit_bytes else "has no limit of its own"
         return f"{job.as_changed(processes)} {may_hold}, {share_text(now.share)}"
     text = f"the budget was {format_bytes(before.budget_bytes)} and is {format_bytes(after.budget_bytes)}"
-    if after.granted_bytes > after.budget_bytes:
-        return f"{text}; jobs hold {format_bytes(after.granted_bytes)}, and get no more until enough of it is returned"
+    held_bytes = after.granted_bytes + after.shared_bytes
+    if held_bytes > after.budget_bytes:
+        return f"{text}; jobs hold {format_bytes(held_bytes)}, and get no more until enough of it is returned"
     return text

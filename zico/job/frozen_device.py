@@ -18,6 +18,7 @@ Guarantees (numbers as in docs/design/invariants.md)
     it after that.
 
 Known limitations
+    Without a broker no content becomes a job's own, so its writes are refused.
     A pack's memory is copied to the host and back once, and takes as much of it meanwhile.
     ``own`` unmaps for an instant. The device is waited for before, but a kernel of another thread
     that reads the pack in that instant loses the context.
@@ -27,7 +28,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, cast
@@ -92,12 +92,16 @@ class Content:
         self._sharing = sharing
         self.address = held.window.handle
         self.size_bytes = size_bytes
-        self.lock = threading.Lock()
         weakref.finalize(self, _queue, held, gone).atexit = False
 
     def own(self) -> bool:
         """Let this process write it from now on (``DeviceSharing.own``)."""
         return self._sharing.own(self)
+
+    @property
+    def is_alone(self) -> bool:
+        """Tell whether the broker has not answered, so that it cannot become this process's any more."""
+        return self._sharing.is_alone
 
 
 def _queue(held: _Held, gone: collections.deque[Gone]) -> None:
@@ -155,7 +159,7 @@ class DeviceSharing(Sharing):
 
         Waits for the device, and for the budget up to ``WAIT_S``.
         """
-        with content.lock, self._lock:
+        with self._lock:
             if content.held.is_own:
                 return True
             if self._is_inside or self.is_alone:  # in a handler of signals
@@ -186,10 +190,12 @@ class DeviceSharing(Sharing):
             self._map(held.window, answer.regions)
             self._put(content.address, image, held.window.size_bytes)
         except DriverError:
-            if begun:
-                self._map(held.window, held.regions)
-                self._driver.make_read_only(held.window, 0, held.window.size_bytes)
-            self._let_go(key)
+            try:
+                if begun:
+                    self._map(held.window, held.regions)
+                    self._driver.make_read_only(held.window, 0, held.window.size_bytes)
+            finally:
+                self._let_go(key)
             raise
         before, held.key, held.regions, held.is_own = held.key, key, answer.regions, True
         try:
@@ -215,7 +221,7 @@ class DeviceSharing(Sharing):
             if answer.found == "fill" and not self._is_sealed(key):
                 window.close()
                 return None
-        except DriverError:
+        except BaseException:
             window.close()
             raise
         content = Content(_Held(window, key, answer.regions), pack.size_bytes, self, self._gone)

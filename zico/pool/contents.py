@@ -20,6 +20,7 @@ import numpy as np
 from zico.base.compiled import entry, inlined, keep_out_of_line
 from zico.base.errors import BrokerError
 from zico.pool.layout import MEMBER, NO_MORE, NOBODY, JobState, Paused, header_of, job_at
+from zico.pool.mutex import lock, unlock_changed
 from zico.pool.regions import HOST_SLOT, acquire, give_back_unused, release
 from zico.pool.results import BEHIND, GRANTED, MUST_WAIT
 
@@ -91,7 +92,9 @@ def take(pool: Member, given: Any, n: int) -> int:  # noqa: ANN401 - an int64 ar
         give_back_unused(pool, given, n)
         status = MUST_WAIT
     if status != GRANTED:
+        lock(pool)
         _keep(me, me.held)
+        unlock_changed(pool)  # somebody may have been refused for what this has claimed meanwhile
     return status
 
 
@@ -99,9 +102,9 @@ def take(pool: Member, given: Any, n: int) -> int:  # noqa: ANN401 - an int64 ar
 def put_back(pool: Member, given: Any, n: int) -> None:  # noqa: ANN401 - an int64 array
     """Return ``n`` regions of the holder, which no device uses any more."""
     keep_out_of_line()
-    release(pool, given, n)
     me = job_at(pool, pool.job)
-    _keep(me, me.held)
+    _keep(me, me.held - n)  # first: whoever the release wakes looks at it
+    release(pool, given, n)
 
 
 @inlined
