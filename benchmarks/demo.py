@@ -16,7 +16,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common import ROOT, ZICO
 from together import ENDLESS, Job
@@ -26,11 +26,14 @@ from zico.base.units import format_bytes
 from zico.base.warming import called, compile_all, missing
 from zico.report.files import JSON_NAME, MARKDOWN_NAME, PICTURE_NAME
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 REPORT = ROOT / "demo-report"
 DEADLINE_S = 600.0
 """Beyond the training time, on a machine that is busy."""
 OVERLAP_S = 20.0
-"""How long both jobs train side by side: each trains for as much longer as their starts were apart alone."""
+"""How long both jobs train side by side: the first to start trains for as much longer as it started earlier alone."""
 JOBS = (Job("resnet-torch", "examples/digits_resnet.py"), Job("lm-tensorflow", "examples/stdlib_lm.py"))
 
 
@@ -54,15 +57,16 @@ def peak_alone(job: Job, iterations: int, losses: Path) -> tuple[int, int, float
     return report["jobs"][0]["peak_bytes"], report["pool"]["region_bytes"], seconds
 
 
-def run_together(budget_bytes: int, seconds: float, directory: Path) -> int:
-    """Run both examples in the budget, with their output and ours on this terminal; returns the exit code."""
+def run_together(budget_bytes: int, seconds: Sequence[float], directory: Path) -> int:
+    """Run each example for so long in the budget, with all output on this terminal; returns the exit code."""
     names = [option for job in JOBS for option in ("--name", job.name)]
     commands = [
-        shlex.join(job.argv(directory / f"{job.name}.json", *ENDLESS, "--seconds", str(seconds))) for job in JOBS
+        shlex.join(job.argv(directory / f"{job.name}.json", *ENDLESS, "--seconds", str(trains_s)))
+        for job, trains_s in zip(JOBS, seconds, strict=True)
     ]
     options = ("--budget", f"{budget_bytes}B", "--report", str(REPORT))
     argv = (*ZICO, "run", *options, *names, *commands)
-    return subprocess.run(argv, cwd=ROOT, check=False, timeout=seconds + DEADLINE_S).returncode
+    return subprocess.run(argv, cwd=ROOT, check=False, timeout=max(seconds) + DEADLINE_S).returncode
 
 
 def same_losses(directory: Path) -> str:
@@ -100,8 +104,8 @@ def demonstrate(options: argparse.Namespace, directory: Path) -> int:
     budget_bytes = int(options.share / 100 * sum(peaks_bytes)) // region_bytes * region_bytes
     sum_text = format_bytes(sum(peaks_bytes))
     say(f"2. Both together in {format_bytes(budget_bytes)}, {options.share:.0f} % of {sum_text}")
-    seconds = OVERLAP_S + max(took_s) - min(took_s)
-    code = run_together(budget_bytes, options.seconds or seconds, directory)
+    trains_s = [options.seconds or OVERLAP_S + max(took_s) - each_s for each_s in took_s]
+    code = run_together(budget_bytes, trains_s, directory)
     if code == 0:
         say(same_losses(directory))
         say(f"The picture: {REPORT / PICTURE_NAME} (figures beside it: {MARKDOWN_NAME}, {JSON_NAME})")

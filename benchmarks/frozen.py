@@ -54,7 +54,7 @@ class Scale:
     model: tuple[str, ...] = ()
 
 
-FULL = Scale(8, 8, 4, 16)
+FULL = Scale(8, 8, 12, 16)
 SMOKE = Scale(2, 3, 1, 4, ("--width", "256", "--layers", "2"))
 
 
