@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +89,6 @@ class Job:
     def drop(self) -> None:
         """Let go of what is shared."""
         self.parts = [None] * len(self.sizes)
-        gc.collect()
         self.sharing.tell()
 
 
