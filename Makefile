@@ -39,7 +39,7 @@ help: ## List the targets
 
 setup: $(STAMP) ## Create .venv with everything, at the tested versions
 
-# Zico compiles while pip downloads and unpacks the frameworks, of which it needs nothing.
+# Zico compiles while the frameworks are fetched and unpacked, of which it needs nothing.
 $(DEMO_STAMP): setup.cfg setup.py pyproject.toml constraints.txt
 	@echo "$(VENV): what Zico needs"
 	$(PYTHON) -m venv $(VENV)
@@ -149,7 +149,7 @@ RAY ?= build/ray
 RAY_STAMP := $(RAY)/.installed
 
 $(RAY_STAMP): setup.cfg setup.py constraints.txt
-	$(BIN)/python -m venv $(RAY)
+	$(PYTHON) -m venv $(RAY)
 	$(INSTALL) $(RAY)/bin/python $(PIP_FLAGS) --constraint constraints.txt --editable '.[all,ray]'
 	touch $@
 
@@ -162,7 +162,7 @@ DEEPSPEED ?= build/deepspeed
 DEEPSPEED_STAMP := $(DEEPSPEED)/.installed
 
 $(DEEPSPEED_STAMP): setup.cfg setup.py constraints.txt
-	$(BIN)/python -m venv $(DEEPSPEED)
+	$(PYTHON) -m venv $(DEEPSPEED)
 	$(INSTALL) $(DEEPSPEED)/bin/python $(PIP_FLAGS) --constraint constraints.txt deepspeed ninja setuptools --editable '.[all]'
 	touch $@
 
@@ -180,7 +180,7 @@ TRITON_PACKAGE ?= triton==3.9.0
 TRITON_STAMP := $(TRITON)/.installed
 
 $(TRITON_STAMP): setup.cfg setup.py constraints.txt
-	$(BIN)/python -m venv $(TRITON)
+	$(PYTHON) -m venv $(TRITON)
 	$(INSTALL) $(TRITON)/bin/python $(PIP_FLAGS) --constraint constraints.txt $(TRITON_PACKAGE) --editable '.[all]'
 	touch $@
 

@@ -83,12 +83,8 @@ def main(python: str, *arguments: str) -> int:
 def by_uv(pip: list[str], uv: Path, told: tuple[list[str], dict[str, str]], arguments: tuple[str, ...]) -> bool:
     """Fetch uv where it lacks, and have it install; whether that went well."""
     pinned = Path(__file__).parent.parent / "constraints.txt"
-    if (
-        not uv.exists()
-        and subprocess.run(
-            [*pip, "install", "--quiet", "--constraint", str(pinned), "uv"], stderr=subprocess.DEVNULL, check=False
-        ).returncode
-    ):
+    fetch = [*pip, "install", "--quiet", "--constraint", str(pinned), "uv"]
+    if not uv.exists() and subprocess.run(fetch, stderr=subprocess.DEVNULL, check=False).returncode:
         return False
     options, variables = told
     command = [str(uv), "pip", "install", "--quiet", "--python", pip[0], *options, *arguments]

@@ -290,6 +290,8 @@ class CudaFrozenSharing(FrozenSharing):
     """Shares frozen parameters of this process on a GPU, and forgets those that became its own."""
 
     device = "cuda"
+    _left_out: frozenset[int] = frozenset()
+    """Parameters that stay where they are, by identity."""
 
     def share(self, given: Any) -> Any:
         """Share the memory of a module's parameters, or of these tensors, as far as it can be."""
@@ -297,7 +299,7 @@ class CudaFrozenSharing(FrozenSharing):
             return given
         _watch()
         modules = [one for one in gc.get_objects() if issubclass(type(one), _FAST)]
-        self._left_out = {id(parameter) for module in modules for parameter in module.parameters()}
+        self._left_out = frozenset(id(parameter) for module in modules for parameter in module.parameters())
         return super().share(given)
 
     def _bytes_of(self, tensor: torch.Tensor) -> Bytes | None:

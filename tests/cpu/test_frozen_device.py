@@ -294,6 +294,25 @@ def test_whatever_the_driver_refuses_of_a_write_the_bytes_stay() -> None:
     refused_at_each_call(lambda job: job.write(0, 5), are_shared=True)
 
 
+def test_ctrl_c_on_the_way_to_memory_of_its_own_loses_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 6: a job that catches it, to save what it has, saves its weights."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pool(8) as (world, shared, jobs):
+        jobs.append(Job(world, shared, sizes=ONE))
+        jobs[0].share()
+        with monkeypatch.context() as patched:
+            patched.setattr(jobs[0].tenant.driver, "put", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                jobs[0].write(0, 5)
+        jobs[0].check()
+        assert held(world) == 2
+        assert jobs[0].write(0, 5)
+        jobs[0].check()
+
+
 def test_packs_are_whole_regions_and_the_same_in_every_job() -> None:
     """A pack ends once it has eight regions; one that fills less than half of its last ones is left out."""
     sizes = (1, 8 * REGION_BYTES, REGION_BYTES, REGION_BYTES // 4)

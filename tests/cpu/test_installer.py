@@ -119,3 +119,12 @@ def test_pip_installs_by_settings_of_its_own(tmp_path: Path) -> None:
     """Nobody fetches uv then."""
     calls, _ = installs(tmp_path, setting="install.target='/elsewhere'")
     assert calls == [BY_PIP]
+
+
+@pytest.mark.parametrize("which", ["ray", "deepspeed", "triton"])
+def test_an_environment_beside_the_usual_one_needs_nothing_of_it(which: str) -> None:
+    """Each is made in a checkout that has no ``.venv``."""
+    argv = ["make", "--dry-run", f"{which.upper()}=build/none", "VENV=absent", "build/none/.installed"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert "-m venv build/none" in done.stdout
+    assert "absent" not in done.stdout

@@ -49,7 +49,7 @@ OFFERS = 3
 """Ends of iterations at which what is not shared yet is offered again."""
 WAIT_S = 2.0
 """For contents that other jobs are filling; later they are asked for once more."""
-_LOOK_S = 0.005
+LOOK_S = 0.005
 _WRITTEN_BYTES = 64 << 20
 """At a time: write(2) takes 2 GiB at most, and a signal is seen in between."""
 _PAGEMAP = Path("/proc/self/pagemap")
@@ -162,7 +162,7 @@ class Sharing:
             if busy and time.monotonic() > end_s:
                 return
             if len(busy) == len(waiting):
-                time.sleep(_LOOK_S)
+                time.sleep(LOOK_S)
             waiting = busy
 
     def tell(self) -> None:

@@ -37,7 +37,7 @@ import numpy as np
 from zico.base.errors import DriverError, ZicoError
 from zico.broker.protocol import messages as m
 from zico.heap.cuda.imports import import_regions
-from zico.job.frozen import WAIT_S, Sharing
+from zico.job.frozen import LOOK_S, WAIT_S, Sharing
 from zico.swap.digest import digest
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ PACK_REGIONS = 8
 _LEAST_SHARE = 0.5
 """Of its regions; a pack that fills less is not worth it."""
 _CHUNK_BYTES = 64 << 20
-_LOOK_S = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +178,7 @@ class DeviceSharing(Sharing):
         while (answer := self._membership.ask(m.ShareRequest(key, content.size_bytes))[0]).found != "fill":
             if time.monotonic() > end_s:
                 return False
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         self._mapped[key] += 1
         held, begun = content.held, False
         try:
@@ -189,7 +188,7 @@ class DeviceSharing(Sharing):
             begun = True
             self._map(held.window, answer.regions)
             self._put(content.address, image, held.window.size_bytes)
-        except DriverError:
+        except BaseException:  # Ctrl-C, too: the bytes are in the regions before
             try:
                 if begun:
                     self._map(held.window, held.regions)
